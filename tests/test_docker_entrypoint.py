@@ -96,7 +96,7 @@ def test_a_private_key_is_refused_and_not_shown(key: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("variables", "told"),
+    ("variables", "expected"),
     [
         ({"Z2ALL_SSH_PORT": "0"}, "Z2ALL_SSH_PORT=0: must be 1 to 65535."),
         ({"Z2ALL_SSH_PORT": "65536"}, "Z2ALL_SSH_PORT=65536: must be 1 to 65535."),
@@ -106,10 +106,10 @@ def test_a_private_key_is_refused_and_not_shown(key: Path, tmp_path: Path) -> No
         ({"Z2ALL_OVERLAY": "yes"}, "Z2ALL_OVERLAY=yes: must be 0 or 1."),
     ],
 )
-def test_invalid_settings_are_refused(variables: dict[str, str], told: str, tmp_path: Path) -> None:
+def test_invalid_settings_are_refused(variables: dict[str, str], expected: str, tmp_path: Path) -> None:
     answer = entrypoint(tmp_path, **variables)
     assert answer.returncode == MachineError.exit_code
-    assert told in answer.stderr
+    assert expected in answer.stderr
     assert list(tmp_path.iterdir()) == []
 
 

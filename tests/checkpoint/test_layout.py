@@ -244,12 +244,12 @@ def test_a_kill_at_any_time_leaves_an_intact_checkpoint(tmp_path: Path) -> None:
         command = [sys.executable, "-c", SAVE_FOR_EVER, str(checkpoints)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout
-            told = [process.stdout.readline() for _ in range(moments.randint(0, 3))]
-            time.sleep(moments.uniform(0, 0.02 if told else 0.15))  # somewhere inside the next save
+            reported = [process.stdout.readline() for _ in range(moments.randint(0, 3))]
+            time.sleep(moments.uniform(0, 0.02 if reported else 0.15))  # somewhere inside the next save
             process.send_signal(signal.SIGKILL)
-            told += process.stdout.readlines()
+            reported += process.stdout.readlines()
         assert process.returncode == -signal.SIGKILL
-        steps = [int(line) for line in told if line.endswith("\n")]
+        steps = [int(line) for line in reported if line.endswith("\n")]
         assert steps == list(range(sealed_so_far + 1, sealed_so_far + 1 + len(steps)))
         sealed_so_far += len(steps)
 

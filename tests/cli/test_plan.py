@@ -139,9 +139,9 @@ def test_an_unknown_gpu_is_refused_with_one_line_in_a_real_process(tmp_path: Pat
 def test_invalid_options_are_refused_with_one_line(line: str, start: str, here: Callable[..., Answer]) -> None:
     code, out, err = here(*line.split())
     assert (code, out, list(Path().iterdir())) == (2, "", [])
-    (told,) = err.splitlines()
-    assert told.startswith(f"ConfigError: {start}")
-    assert told.count(": ") >= 2 and told[-1] in ".?"  # value, rule, fix
+    (message,) = err.splitlines()
+    assert message.startswith(f"ConfigError: {start}")
+    assert message.count(": ") >= 2 and message[-1] in ".?"  # value, rule, fix
 
 
 def test_fit_is_refused_without_a_gpu(here: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,8 +96,8 @@ def test_if_nothing_fits_the_explanation_refers_to_the_smallest_micro_batch() ->
     assert rank(RUN, fleet, rows) == []
     least = min((estimate(with_json(RUN, row.name, 1), fleet) for row in rows), key=lambda one: one.memory.total)
     assert least.left is not None
-    told = f"{least.name}, {-least.left / 1e9:.1f} GB too large with micro-batches of 1."
-    assert explain([], rows)[0].startswith(f"Nothing fits: the least is {told}")
+    expected_text = f"{least.name}, {-least.left / 1e9:.1f} GB too large with micro-batches of 1."
+    assert explain([], rows)[0].startswith(f"Nothing fits: the least is {expected_text}")
 
 
 def test_offloaded_states_must_fit_into_main_memory() -> None:

@@ -54,12 +54,12 @@ def test_an_error_in_a_sweep_names_the_sweep_option() -> None:
 
 def test_assumptions_for_missing_options_are_listed() -> None:
     fleet = make_fleet(Wishes(gpus=64, gpu="H100"))
-    told = " ".join(fleet.assumptions)
+    assumptions = " ".join(fleet.assumptions)
     assert (fleet.memory, fleet.peak, fleet.nodes) == (81_559 * 2**20, GPUS["h100"].peak, 8)
     for words in ("GPU h100: 85.5 GB, 989 TFLOP/s", "8 GPUs per machine, connected by nvlink4 (450 GB/s", "80%"):
-        assert words in told
-    assert "Machines connected by 1 x eth100 (12.5 GB/s each way, 20 us)" in told
-    assert "pcie4 to the host, 100 GB/s of host memory and 3.0 GB/s of disk" in told
+        assert words in assumptions
+    assert "Machines connected by 1 x eth100 (12.5 GB/s each way, 20 us)" in assumptions
+    assert "pcie4 to the host, 100 GB/s of host memory and 3.0 GB/s of disk" in assumptions
 
 
 def test_irrelevant_assumptions_are_not_listed() -> None:
@@ -111,8 +111,8 @@ def test_measured_speeds_are_not_reduced_further(tmp_path: Path) -> None:
     assert (between.speed, between.usable, between.latency) == (3e9, 3e9, 60e-6)
     named = make_fleet(Wishes(gpus=16, network="3GB/s")).network.between
     assert named.usable == REACHED * named.speed == REACHED * 3e9
-    told = make_fleet(Wishes(gpus=16, measured=file)).assumptions
-    assert any(str(file) in line and "3.0 GB/s" in line for line in told)
+    assumptions = make_fleet(Wishes(gpus=16, measured=file)).assumptions
+    assert any(str(file) in line and "3.0 GB/s" in line for line in assumptions)
 
 
 def test_measured_nccl_speed_overrides_connections_and_options_override_both(tmp_path: Path) -> None:

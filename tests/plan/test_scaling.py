@@ -127,8 +127,8 @@ def test_hpz_needs_several_machines() -> None:
 def test_a_gpu_without_bf16_is_swept_in_fp16() -> None:
     found = swept(gpu="v100-32", sizes=(8, 64))
     assert found.points["zero2"] == ()
-    told = missing(RUN, found)
-    assert any(line.startswith("zero2 is left out on 8, 64 GPUs") for line in told)
+    reported = missing(RUN, found)
+    assert any(line.startswith("zero2 is left out on 8, 64 GPUs") for line in reported)
     assert {point.of.resolved.dtype for points in found.points.values() for point in points} <= {"fp16"}
 
 
@@ -137,9 +137,9 @@ def test_jsons_that_do_not_fit_are_reported() -> None:
     fleet = make_fleet(Wishes(gpus=64, gpu="rtx4090"))
     found = sweep(run, fleet, (8, 64), 10**12, Risks())
     assert found.points["zero1"] == () and [point.gpus for point in found.points["zero3"]] == [64]
-    told = missing(run, found)
-    assert told[0].startswith("zero1 is left out on 8, 64 GPUs: it does not fit with micro-batches of 1")
-    assert any(line.startswith("zero3 is left out on 8 GPUs: it does not fit") for line in told)
+    reported = missing(run, found)
+    assert reported[0].startswith("zero1 is left out on 8, 64 GPUs: it does not fit with micro-batches of 1")
+    assert any(line.startswith("zero3 is left out on 8 GPUs: it does not fit") for line in reported)
 
 
 def test_partial_machines_and_unknown_gpus_are_refused() -> None:
@@ -161,8 +161,8 @@ def test_the_printed_table_is_complete(capsys: pytest.CaptureFixture[str]) -> No
         assert line.count("%") >= 6
     for name in SWEPT:
         first = swept().takes_over(name)
-        told = f"from {first:,} GPUs on" if first else "on none of these"
-        assert f"{name}: sending takes longer than computing {told}." in text
+        reported = f"from {first:,} GPUs on" if first else "on none of these"
+        assert f"{name}: sending takes longer than computing {reported}." in text
 
 
 def test_long_spans_of_days_are_not_truncated(capsys: pytest.CaptureFixture[str]) -> None:

@@ -168,9 +168,9 @@ def test_the_trace_command_names_shard_record_and_domain(runs: Path, small_corpu
         record = json.loads((small_corpus / piece["shard"]).read_bytes().splitlines()[piece["record"]])
         assert record["content"]
         assert piece["shard"].startswith(trace["domain"])
-    told = z2all("corpus", "trace", runs / "plain", "--step", "1", cwd=runs)
-    assert len([line for line in told.stdout.splitlines() if line.startswith("sample ")]) == SAMPLES_PER_STEP
-    assert f"{trace['pieces'][0]['shard']}, record {trace['pieces'][0]['record']}, epoch 0" in told.stdout
+    traced = z2all("corpus", "trace", runs / "plain", "--step", "1", cwd=runs)
+    assert len([line for line in traced.stdout.splitlines() if line.startswith("sample ")]) == SAMPLES_PER_STEP
+    assert f"{trace['pieces'][0]['shard']}, record {trace['pieces'][0]['record']}, epoch 0" in traced.stdout
 
 
 @pytest.mark.parametrize(

@@ -69,9 +69,9 @@ def test_each_start_records_its_phases(run_dir: Path) -> None:
     between = second["time_unix"] - first["time_unix"]
     assert second["seconds"] < between
     log = (run_dir / "logs" / "rank_0000.log").read_text()
-    told = [float(seconds) for seconds in re.findall(r"first loss after ([\d.]+) s: ", log)]
+    printed_seconds = [float(seconds) for seconds in re.findall(r"first loss after ([\d.]+) s: ", log)]
     for event in (first, second):  # in seconds, rounded to 0.1 in the log and to 0.001 in the event
-        assert any(seconds == pytest.approx(event["seconds"], abs=0.06) for seconds in told)
+        assert any(seconds == pytest.approx(event["seconds"], abs=0.06) for seconds in printed_seconds)
 
 
 def test_records_contain_hosts_mixture_and_the_costs_of_each_rank(run_dir: Path) -> None:

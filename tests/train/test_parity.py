@@ -135,10 +135,10 @@ def test_what_cannot_be_compared_is_a_one_line_error(
     options: dict[str, object], overrides: list[str], line: str
 ) -> None:
     chosen = {"stages": "", "jsons": "", "ranks": 1, "steps": 2, "precision": "", **options}
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as caught:
         run_parity(None, overrides, **chosen)  # type: ignore[arg-type]
-    assert str(told.value).startswith(line)
-    assert len(str(told.value).splitlines()) == 1
+    assert str(caught.value).startswith(line)
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_jsons_are_chosen_by_stage_by_name_or_by_precision() -> None:
@@ -192,9 +192,9 @@ def test_the_error_names_the_first_json_beyond_the_tolerance_and_the_others() ->
         "zero2 at step 2: its grad norm 1.25 differs by 2.5e-01 from the 1.0 of plain torch; fp32 allows 1e-06"
         " (also beyond it: zero3)."
     )
-    with pytest.raises(TrainingError) as told:
+    with pytest.raises(TrainingError) as caught:
         comparison(("zero1", good), ("zero2", late), ("zero3", late)).refuse_differences()
-    assert str(told.value).startswith(expected)
+    assert str(caught.value).startswith(expected)
 
 
 def test_the_comparison_is_shown_as_table_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:

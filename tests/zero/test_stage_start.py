@@ -85,8 +85,8 @@ def stage_events(run: Path) -> list[tuple[Any, ...]]:
 @pytest.mark.extended
 def test_each_stage_is_logged_when_it_begins(runs: Path) -> None:
     log = RunFolder(runs / "whole").rank_log(0).read_text()
-    told = [line.split(maxsplit=1)[1] for line in log.splitlines() if " stage " in line]
-    assert told == [
+    stage_lines = [line.split(maxsplit=1)[1] for line in log.splitlines() if " stage " in line]
+    assert stage_lines == [
         "stage short: steps 1 to 5, 8 x 32 tokens per step, rope theta 10000",
         "stage long: steps 6 to 9, 4 x 64 tokens per step, rope theta 50000",
         "stage anneal: steps 10 to 12, 4 x 48 tokens per step, rope theta 1e+06",

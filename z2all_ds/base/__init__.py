@@ -1,1 +1,1 @@
-"""What every other subpackage may use. Imports nothing of the package but itself."""
+"""Modules for all other subpackages; they import no other subpackage."""

@@ -25,7 +25,7 @@ from z2all_ds.checkpoint.layout import STATE_FOLDER, Checkpoint, folder_bytes
 SHARED_MEMORY = Path("/dev/shm")
 SLOTS = 2
 MAX_MEMORY_SHARE = 0.5
-"""Of the available memory; training itself and the page cache need the rest."""
+"""Largest share of the available memory for snapshots; training itself and the page cache need the rest."""
 _READY, _RUN_DIR = "READY", "run_dir"
 
 

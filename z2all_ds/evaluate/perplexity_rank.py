@@ -29,7 +29,7 @@ from z2all_ds.evaluate.windows import (
 
 @dataclass(frozen=True)
 class PerplexitySettings:
-    """What to measure; the same for every model and every rank."""
+    """The texts and limits of a measurement; the same for every model and every rank."""
 
     data: str
     documents: int | None = None

@@ -17,7 +17,7 @@ from z2all_ds.base.errors import MachineError, Z2allError
 from z2all_ds.tokenizer.bbpe import SMALLEST_VOCABULARY
 
 MERGE_STAGE = "Compute merges"
-"""Its name in the progress lines of `tokenizers`."""
+"""Name of this stage in the progress lines of `tokenizers`."""
 
 
 def learn_in_own_process(

@@ -23,7 +23,7 @@ class Goodput:
     wall_seconds: float
     counted_seconds: float
     startup_seconds: float
-    """Of all starts, up to the first step."""
+    """Time of all starts, up to the first step."""
     checkpoint_seconds: float
     data_wait_seconds: float
     validation_seconds: float

@@ -36,7 +36,7 @@ class PlotOptions:
     height: float | None = None
     dpi: int = 120
     file_format: str = "png"
-    """Of the files in a folder."""
+    """Format of the files if the output is a folder."""
 
 
 @dataclass(frozen=True)

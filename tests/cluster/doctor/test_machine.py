@@ -334,8 +334,8 @@ def test_disk_speed_is_measured_and_leaves_no_file(tmp_path: Path, monkeypatch: 
     (finding,) = resources.disk_speed(tmp_path / "not" / "made" / "yet")
     assert finding.name == "disk speed" and f"/s written and synced at {tmp_path}" in finding.value
     assert list(tmp_path.iterdir()) == []
-    told = float(finding.value.split()[0]) * {"MiB/s": 2**20, "GiB/s": 2**30}[finding.value.split()[1]]
-    assert finding.measured == {"bytes_per_second": pytest.approx(told, rel=0.05)}
+    shown = float(finding.value.split()[0]) * {"MiB/s": 2**20, "GiB/s": 2**30}[finding.value.split()[1]]
+    assert finding.measured == {"bytes_per_second": pytest.approx(shown, rel=0.05)}
     assert resources.disk_speed(Path("/proc/self")) == []  # no free space there, which `disk` reports
     monkeypatch.setattr(resources, "MIN_DISK_BYTES", 0)
     (finding,) = resources.disk_speed(Path("/proc/self"))

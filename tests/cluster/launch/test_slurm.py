@@ -281,9 +281,9 @@ def test_the_rank_that_srun_reports_as_killed_is_the_first_fault(tmp_path: Path)
         for fault in faults:
             write_fault(folder, fault)
         slurm.record_killed(folder, killed)
-        told = first_fault(read_faults(folder))
-        assert told is not None
-        assert told.kind == first if isinstance(first, str) else told.line == first.line
+        found_fault = first_fault(read_faults(folder))
+        assert found_fault is not None
+        assert found_fault.kind == first if isinstance(first, str) else found_fault.line == first.line
         forget_faults(folder)
 
 

@@ -28,7 +28,7 @@ POLL_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Orders:
-    """What a node needs to know."""
+    """The instructions for a node."""
 
     name: str
     node_rank: int

@@ -162,7 +162,7 @@ class OverlayAgent:
 
 
 class SavedState:
-    """What a node remembers of its overlay between two commands."""
+    """The state of the overlay that a node keeps between two commands."""
 
     def __init__(self, name: str) -> None:
         self.folder = private_temp_dir() / "overlay" / name

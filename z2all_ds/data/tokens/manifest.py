@@ -89,7 +89,7 @@ class TokenManifest:
     """Number of ids; every token is smaller."""
     corpus_fingerprint: str
     domain_fingerprints: dict[str, str]
-    """Those of the raw domains, so that a run may change from text to tokens and back."""
+    """Fingerprints of the raw domains, so that a run may change from text to tokens and back."""
     shards: tuple[TokenShard, ...]
 
     def __post_init__(self) -> None:

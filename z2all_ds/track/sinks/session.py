@@ -34,7 +34,7 @@ READ_EVERY_SECONDS = 1.0
 LINES_AT_ONCE = 500
 """Lines sent before the sink must settle."""
 MOST_CHARACTERS = 500
-"""Of an error message: a report must fit into one atomic write to a pipe."""
+"""Longest error message: a report must fit into one atomic write to a pipe."""
 NICENESS = 10
 Line = dict[str, Any]
 

@@ -33,7 +33,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 STEP = "step"
 COUNTERS = ("global_steps", "global_samples", "skipped_steps")
 FIRST_MODEL_FILES = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
-"""Of ZeRO 0 to 2, and of ZeRO 3, under which each rank writes one."""
+"""Model file under ZeRO 0 to 2, and under ZeRO 3, where each rank writes one."""
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from z2all_ds.zero.state.save import small_files
 DATA_STATE_KEY = "data_state"
 """Key in client_state of a data state, for programs that save with DeepSpeed and read data with this package."""
 PARAMETER_GROUPS = 2
-"""Of every run: parameters with and without weight decay."""
+"""Every run has two: parameters with and without weight decay."""
 
 
 def import_deepspeed(source: Path, run_dir: Path | None, config: str | None, overrides: list[str]) -> list[str]:

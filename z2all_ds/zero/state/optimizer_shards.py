@@ -100,7 +100,7 @@ class OptimizerShard:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Its parameter group."""
+        """The parameter group of this shard."""
         found: dict[str, Any] = self.optimizer.param_groups[self.group]
         return found
 
