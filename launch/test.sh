@@ -31,10 +31,10 @@ from z2all_ds.zero.op_builds import buildable_ops, prebuild
 prebuild(sys.argv[1:] or buildable_ops())' "$@"
 }
 
-ops=(deepspeed_shm_comm cpu_adam) tier="not extended and not slow"
+ops=(deepspeed_shm_comm cpu_adam) tier="not extended and not slow" profile=everyday
 if [ "${1:-}" = --all ]; then
     shift
-    ops=() tier="not slow"
+    ops=() tier="not slow" profile=thorough
 fi
 install_debian_packages
 require_compiler
@@ -49,4 +49,5 @@ trap 'kill "$builds" 2>/dev/null || true' EXIT
 wait "$builds"
 trap - EXIT
 workers=${Z2ALL_TEST_WORKERS:-$(nproc)}
-exec "$venv/bin/python" -m pytest -n "$workers" --dist loadfile --no-loadscope-reorder -m "$tier" "$@"
+exec "$venv/bin/python" -m pytest -n "$workers" --dist loadfile --no-loadscope-reorder \
+    --hypothesis-profile="$profile" -m "$tier" "$@"

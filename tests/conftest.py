@@ -23,9 +23,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# On a loaded machine any example may be slow.
-hypothesis.settings.register_profile("z2all", deadline=None)
-hypothesis.settings.load_profile("z2all")
+# On a loaded machine any example may be slow. `launch/test.sh --all` selects the profile "thorough".
+hypothesis.settings.register_profile("everyday", deadline=None, max_examples=30)
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=100)
+hypothesis.settings.load_profile("everyday")
 
 # Several tests run at once: for tiny matrix products, threads that wait for a core cost more than they save.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -65,6 +66,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
         places[item.path] = min(place, places.get(item.path, place))
     items.sort(key=lambda item: places[item.path])
     yield
+
+
+@pytest.fixture(autouse=True)
+def _inner_loop_starts_no_warm_process(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Starting the warm process takes ten seconds, so tests that use it must have the mark `processes`."""
+    before = warm_python.num_forked
+    yield
+    if warm_python.num_forked > before and not request.node.get_closest_marker("processes"):
+        pytest.fail("this test starts Python processes: mark it `processes`")
 
 
 @pytest.fixture(scope="session", autouse=True)

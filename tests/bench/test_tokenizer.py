@@ -32,6 +32,7 @@ def test_a_failed_trainer_is_reported_with_the_reason_and_the_others_continue(sm
     assert f"spm: failed, {spm['failed']}" in describe(costs)
 
 
+@pytest.mark.processes
 def test_the_built_in_text_is_the_default_and_invalid_settings_are_refused() -> None:
     costs = bench_tokenizer([], 150_000, 400, names=["bbpe"])
     assert costs["mix"].keys() == {"code", "en", "zh"}

@@ -105,6 +105,7 @@ def test_damaged_text_gives_a_warning(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.processes
 def test_several_processes_give_the_same_report_as_one(corpus: Path) -> None:
     (corpus / "en-00001.jsonl").write_bytes(b"{broken\n" + (corpus / "en-00000.jsonl").read_bytes())
     (corpus / "zh-00000.jsonl").unlink()

@@ -50,6 +50,7 @@ def test_both_sides_are_intact_corpora_with_the_same_lines_in_the_same_order(cor
     assert sorted(p.name for p in tmp_path.iterdir()) == ["corpus", "out"]
 
 
+@pytest.mark.processes
 def test_worker_processes_give_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
     assert split_corpus(corpus, tmp_path / "a", 0.1) == split_corpus(corpus, tmp_path / "b", 0.1, workers=2)
     files = [p.relative_to(tmp_path / "a") for p in (tmp_path / "a").rglob("*") if p.is_file()]

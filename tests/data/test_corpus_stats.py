@@ -44,6 +44,7 @@ def test_figures_match_the_texts(corpus: Path) -> None:
     assert sum(stats.total.histogram) == 140
 
 
+@pytest.mark.processes
 def test_worker_processes_give_the_same_result(corpus: Path) -> None:
     assert corpus_stats(corpus, workers=2) == corpus_stats(corpus)
 

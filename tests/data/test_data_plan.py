@@ -39,7 +39,6 @@ def with_pieces(lane: Lane, sample: int, plan: DataPlan) -> tuple[Sample, list[D
 lengths = st.lists(st.integers(0, 30), min_size=1, max_size=120)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     lengths=lengths,
     num_lanes=st.integers(1, 9),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.corpus_maker import SpanTokenizer, as_arrays, assert_same, open_stream, small_corpus, write_corpus
@@ -83,7 +83,6 @@ def consume(stream: PackedStream, num_workers: int, micro_batch_size: int, count
     return samples
 
 
-@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_a_resume_with_any_world_size_workers_and_micro_batch_continues_exactly(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -42,6 +42,7 @@ STARTUP_VARIABLES = re.compile(
     r"|DS_|DEEPSPEED|MALLOC|MPL|HOME$|XDG|LANG|LC_"
 )
 
+num_forked = 0
 _start_environment: dict[str, str] = {}
 _connections: dict[str, socket.socket] = {}
 _is_fork = False
@@ -124,6 +125,8 @@ def spawn_worker(path: Any, args: list[Any], passfds: Any) -> int:
 
 def _ask(request: warm_process.Request, descriptors: tuple[int, ...]) -> int:
     """Let the warm process fork the requested process, which becomes our child, and return its pid."""
+    global num_forked
+    num_forked += 1
     prctl = ctypes.CDLL(None).prctl
     kind = warm_process.BARE if request.words[0] == str(EXPORT_PROOF) else warm_process.PACKAGE
     with _lock:

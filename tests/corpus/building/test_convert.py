@@ -228,7 +228,7 @@ def test_integers_beyond_64_bits_are_kept(tmp_path: Path) -> None:
 SENTENCES = [f"这是第{number}篇文章，讲的是第{number}件事，和别的都不一样，所以要留下来。" * 5 for number in range(12)]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.processes)])
 def test_the_first_of_several_duplicates_is_kept(tmp_path: Path, workers: int) -> None:
     """Holds for any number of workers and any order of completion."""
     near = SENTENCES[3].replace("所以要留下来。", "所以要留下。", 1)

@@ -124,6 +124,7 @@ def _one_rank(rank: int, world_size: int, folder: str) -> None:
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.processes
 def test_two_ranks_give_the_values_of_one(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(_one_rank, args=(2, str(tmp_path)), nprocs=2)
     ranks = [json.loads((tmp_path / f"rank_{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
