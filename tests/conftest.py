@@ -70,10 +70,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _inner_loop_starts_no_warm_process(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Starting the warm process takes ten seconds, so tests that use it must have the mark `processes`."""
-    before = warm_python.num_forked
+    """Starting the warm process takes ten seconds, so everyday tests that use it must have the mark `processes`."""
+    before, marks = warm_python.num_forked, {mark.name for mark in request.node.iter_markers()}
     yield
-    if warm_python.num_forked > before and not request.node.get_closest_marker("processes"):
+    if warm_python.num_forked > before and not marks & {"processes", "extended"}:
         pytest.fail("this test starts Python processes: mark it `processes`")
 
 
