@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from z2all_ds.base import machine
 from z2all_ds.base.config import load_run_config
 from z2all_ds.zero.build_locks import find_locks
 from z2all_ds.zero.ds_config import resolve
-from z2all_ds.zero.op_builds import needed_ops, wait_for_locks
+from z2all_ds.zero.op_builds import needed_ops, prebuild, wait_for_locks
 
 BUILD = "from z2all_ds.zero.op_builds import prebuild; prebuild(['deepspeed_shm_comm'])"
 PATIENCE_SECONDS = 60
@@ -65,6 +66,21 @@ def test_an_op_built_for_another_environment_counts_as_not_built(tmp_path: Path)
     assert machine.op_is_built(tmp_path, "async_io")
     pretend_built(tmp_path, "async_io", Path(f"/clone{own_deepspeed()}"))
     assert not machine.op_is_built(tmp_path, "async_io")
+
+
+def test_a_library_that_needs_no_compiler_is_built_once(tmp_path: Path) -> None:
+    """A killed build of another environment leaves its plan. Ours is written again, newer than the finished library."""
+    op = "deepspeed_shm_comm"
+    prebuild([op])
+    shutil.copytree(machine.extensions_dir() / op, tmp_path / op, ignore=shutil.ignore_patterns("lock"))
+    (tmp_path / op / "build.ninja").touch()
+    assert not machine.op_is_built(tmp_path, op)
+    environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path)}
+    said = [
+        subprocess.run([sys.executable, "-c", BUILD], env=environment, capture_output=True, text=True) for _ in "ab"
+    ]
+    assert [f"built DeepSpeed op {op}" in one.stderr for one in said] == [True, False], said
+    assert machine.op_is_built(tmp_path, op)
 
 
 def test_locks_of_ops_that_are_not_needed_are_ignored(tmp_path: Path) -> None:

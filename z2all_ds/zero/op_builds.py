@@ -77,6 +77,8 @@ def prebuild(ops: list[str]) -> None:
             reason = next((line for line in lines if re.search(r"\berror: |: cannot find ", line)), lines[-1])
             raise MachineError(f"DeepSpeed op {op}", f"does not build ({reason.strip()})", f"Full log: {log}")
         log.unlink()
+        # Older than its plan if only the plan was written again, after a killed build of another environment.
+        (folder / op / f"{op}.so").touch()
         say(f"built DeepSpeed op {op}, {number} of {len(missing)}, in {human_seconds(time.monotonic() - began)}")
 
 
