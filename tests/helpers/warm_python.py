@@ -43,6 +43,7 @@ STARTUP_VARIABLES = re.compile(
 )
 
 num_forked = 0
+"""Processes forked for this one so far."""
 _start_environment: dict[str, str] = {}
 _connections: dict[str, socket.socket] = {}
 _is_fork = False
