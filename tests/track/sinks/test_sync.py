@@ -80,8 +80,9 @@ def test_a_sync_that_is_killed_sends_nothing_twice(tmp_path: Path, monkeypatch: 
                 assert time.monotonic() < deadline and first.poll() is None
                 time.sleep(0.01)
             found = sink_processes(first.pid)
-            for name in ("wandb-core", "wandb"):
-                hurt(found[name], signal.SIGKILL)
+            for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first: each ends by itself without the other
+                for name in ("wandb-core", "wandb"):
+                    hurt(found[name], number)
         ((run_id, rows),) = server.rows.items()
         assert 0 < len(rows) < RECORDS
         answer = sync(str(tmp_path))
