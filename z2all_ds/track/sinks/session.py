@@ -40,7 +40,7 @@ Line = dict[str, Any]
 
 
 class Owner:
-    """The process that started this session: receives its reports and asks it to end."""
+    """The process that started the session: it receives the reports, and asks the session to end."""
 
     def __init__(self, pid: int, label: str, settings: SinkSettings) -> None:
         self._pid, self._label, self._settings = pid, label, settings
