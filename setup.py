@@ -79,5 +79,5 @@ setup(
     },
     install_requires=CORE,
     extras_require=EXTRAS,
-    entry_points={"console_scripts": ["z2all = z2all_ds.cli:main"]},
+    entry_points={"console_scripts": ["z2all = z2all_ds.__main__:main"]},
 )

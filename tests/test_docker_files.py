@@ -278,7 +278,12 @@ def test_z2all_commands_are_found_in_the_docker_files() -> None:
 
 
 @pytest.mark.parametrize(("file", "words"), COMMANDS, ids=lambda value: value if isinstance(value, str) else value[0])
-def test_documented_commands_use_existing_subcommands_and_options(file: str, words: list[str]) -> None:
+def test_documented_commands_use_existing_subcommands_and_options(
+    file: str, words: list[str], small_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "tokenizer").symlink_to(small_tokenizer)
+    monkeypatch.chdir(tmp_path)
     verbs: Any = typer.main.get_command(app)
     if words[0] == "cluster" and "cluster" not in verbs.commands:
         pytest.skip("this version has no verb `cluster`")

@@ -83,7 +83,7 @@ def test_files_in_the_wheel_match_the_source_tree(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     assert archive.read("z2all_ds/ds_configs/zero2.json") == (ROOT / "ds_configs/zero2.json").read_bytes()
     assert archive.read("z2all_ds/presets/z2all_1b.yaml") == (ROOT / "z2all_ds/presets/z2all_1b.yaml").read_bytes()
-    assert b"z2all = z2all_ds.cli:main" in archive.read(f"z2all_ds-{__version__}.dist-info/entry_points.txt")
+    assert b"z2all = z2all_ds.__main__:main" in archive.read(f"z2all_ds-{__version__}.dist-info/entry_points.txt")
 
 
 def test_shipped_files_are_found_in_an_unpacked_wheel(wheel: Path, tmp_path: Path) -> None:

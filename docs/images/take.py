@@ -1,4 +1,4 @@
-"""Takes the guides' pictures of a board that is running: python docs/images/take.py http://127.0.0.1:8765 OUT_DIR"""
+"""Takes the guides' pictures of a board that is running: python docs/images/take.py ADDRESS_WITH_TOKEN OUT_DIR"""
 
 import sys
 from pathlib import Path

@@ -10,7 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from z2all_ds.base.atomic import HashedFile, explain_disk_errors, make_folder, publish, temporary_name, write_whole
+from z2all_ds.base.atomic import (
+    HashedFile,
+    explain_disk_errors,
+    make_folder,
+    open_own,
+    publish,
+    temporary_name,
+    write_whole,
+)
 from z2all_ds.base.errors import ConfigError, MachineError
 
 NOBODY = 65534
@@ -43,7 +51,7 @@ def test_a_write_that_fails_halfway_keeps_the_old_file(tmp_path: Path) -> None:
     answer = subprocess.run([sys.executable, "-c", OVER_A_LIMIT, str(target)], capture_output=True, text=True)
     assert answer.stdout == f"{errno.EFBIG}\n", answer.stderr
     assert target.read_text() == "old"
-    assert temporary_name(target).stat().st_size == 10
+    assert not temporary_name(target).exists()
 
 
 def test_publish_replaces_the_final_file_with_the_temporary_one(tmp_path: Path) -> None:
@@ -54,6 +62,22 @@ def test_publish_replaces_the_final_file_with_the_temporary_one(tmp_path: Path) 
     publish(temporary_name(final), final)
     assert final.read_text() == "new"
     assert os.listdir(tmp_path) == ["shard.jsonl"]
+
+
+def test_a_link_in_place_of_an_own_file_is_refused(tmp_path: Path) -> None:
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_text("kept")
+    link.symlink_to(target)
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "dangling").symlink_to(tmp_path / "new")
+    for name in ("link", "dangling", "fifo"):
+        with pytest.raises(ConfigError, match=rf"/{name}: is a link or another file that is not regular\. Remove it\."):
+            open_own(tmp_path / name, os.O_WRONLY | os.O_TRUNC)
+    assert target.read_text() == "kept" and not (tmp_path / "new").exists()
+    (tmp_path / "folder").symlink_to(tmp_path)
+    with open(tmp_path / "folder" / "own", "w", opener=open_own) as file:
+        file.write("own")
+    assert (tmp_path / "own").read_text() == "own"
 
 
 def test_a_full_disk_is_a_machine_error() -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from z2all_ds.base import child_process
-from z2all_ds.base.child_process import JsonProcess, end_group, owned, run_group, start
+from z2all_ds.base.child_process import JsonProcess, end_group, owned, package_environment, run_group, start
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.base.machine import group_is_alive
 
 # The tree: a shell, a Python process, and its Python child, which is POLITE (ends on SIGTERM) or DEAF (ignores it).
@@ -120,6 +121,14 @@ def test_run_group_waits_for_the_command_and_logs_its_output(tmp_path: Path) -> 
     assert sorted(log.read_text().split()) == ["err", "out"]
 
 
+def test_a_log_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "target").write_text("kept")
+    (tmp_path / "log").symlink_to("target")
+    with pytest.raises(ConfigError, match="is a link"):
+        run_group([sys.executable, "-c", ""], os.environ, tmp_path / "log")
+    assert (tmp_path / "target").read_text() == "kept"
+
+
 TALKS = """
 import os, sys, time
 from z2all_ds.base.child_process import MARK, read_messages, write_message
@@ -197,3 +206,27 @@ process.wait()
     while living_members(group) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert living_members(group) == []
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 does not know PYTHONSAFEPATH")
+def test_a_child_finds_this_package_but_imports_nothing_from_its_current_folder(tmp_path: Path) -> None:
+    for planted in ("z2all_ds.py", "colorsys.py"):
+        (tmp_path / planted).write_text("raise SystemExit(7)")
+    command = [sys.executable, "-c", "import colorsys, z2all_ds.base.child_process"]
+    for python_path in ("", ":/nowhere"):  # an empty part means the current folder
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+        assert start(command, {**environment, "PYTHONPATH": python_path}, cwd=tmp_path).wait() == 0
+
+
+def test_pythonsafepath_of_the_user_stays() -> None:
+    assert package_environment({"PYTHONSAFEPATH": ""})["PYTHONSAFEPATH"] == ""
+    once = package_environment({"PYTHONPATH": "/a"})
+    assert package_environment(once) == once
+
+
+@pytest.mark.processes
+def test_stderr_of_a_child_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    process = JsonProcess(["sh", "-c", "printf 'a\\tb\\033]0;title\\007\\n' >&2"], shows_errors=True)
+    assert process.wait() == 0
+    assert capsys.readouterr().err == "a\tb\\x1b]0;title\\x07\n"

@@ -1,5 +1,6 @@
 """Progress output: occasional lines in logs, a bar on a (pseudo-)terminal, and nothing on stdout."""
 
+import io
 import os
 import pty
 import re
@@ -10,6 +11,7 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from z2all_ds.base import console
 
@@ -145,3 +147,47 @@ def test_progress_in_bytes_shows_sizes_and_a_note(
         "corpus: 1.5 KiB of 4.0 KiB, 12 records (Ns, Ns left)",
         "corpus: 1.5 KiB, 12 records in Ns",
     ]
+
+
+@pytest.mark.parametrize(
+    ("total", "unit", "done", "shown"),
+    [
+        (0, "bytes", 0, ""),
+        (None, "bytes", 0, ""),
+        (None, "bytes", 1536, "1.5 KiB"),
+        (4096, "bytes", 1536, "1.5 KiB/4.0 KiB"),
+        (3, "files", 0, "0/3 files"),
+        (None, "files", 2, "2 files"),
+    ],
+)
+def test_a_bar_shows_only_amounts_that_are_known(total: float | None, unit: str, done: float, shown: str) -> None:
+    with console._bars(unit) as bars:
+        bars.update(bars.add_task("x", total=total or None, note=""), completed=done)
+        (task,) = bars.tasks
+        assert str(bars.columns[2](task)).strip() == shown  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_a_bar_takes_one_line(width: int) -> None:
+    terminal = Console(width=width, file=(shown := io.StringIO()))
+    with console._bars("bytes") as bars:
+        bars.add_task("evaluate ppl: model on data", total=10.4 * 2**20, completed=1234567, note="")
+        terminal.print(bars.get_renderable())
+    (line,) = shown.getvalue().splitlines()
+    assert "1.2 MiB/10.4 MiB" in line
+    assert line.endswith(" 0:00:00 -:--:--")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain 中文\tand\nlines", "plain 中文\tand\nlines"),
+        ("\x1b[2J\x07\r\x9b", "\\x1b[2J\\x07\\r\\x9b"),
+        ("a\u202eb\ud800", "a\\u202eb\\ud800"),
+    ],
+)
+def test_control_characters_are_shown_as_escapes(text: str, shown: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert console.printable(text) == shown
+    assert console.printable("a\nb", keep="") == "a\\nb"
+    console.say(text)
+    assert capfd.readouterr().err == f"{shown}\n"

@@ -1,6 +1,7 @@
 """A Llama folder read without torch: its model settings, its files, and the errors for invalid folders."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,8 @@ from tests.helpers.command import one_line, z2all
 from tests.helpers.llama_folders import MICRO_SHAPE, make_llama
 from z2all_ds.base.config.sections import ModelSection
 from z2all_ds.base.errors import ConfigError
-from z2all_ds.base.llama_folder import LlamaFolder, tokens_in
+from z2all_ds.base.llama_folder import LlamaFolder
+from z2all_ds.base.vocabulary_rows import tokens_in
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -196,3 +198,9 @@ def test_checking_a_folder_imports_neither_torch_nor_transformers(llama: Path) -
     code = "import sys; from z2all_ds.base.llama_folder import LlamaFolder; LlamaFolder(sys.argv[1]).require_tensors();"
     code += "sys.exit(bool({'torch', 'transformers', 'safetensors'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code, str(llama)]).returncode == 0
+
+
+def test_a_fifo_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(ConfigError, match=r"its config\.json cannot be read \(.*not a regular file"):
+        LlamaFolder(tmp_path)

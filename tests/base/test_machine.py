@@ -89,6 +89,39 @@ def test_a_private_temporary_folder_that_is_a_symlink_is_refused(
         machine.extensions_dir(WITHOUT_HOME)
 
 
+def test_code_of_torch_compile_is_cached_in_a_private_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    private = tmp_path / f"z2all-{os.getuid()}"
+    assert machine.default_environment(1, WITHOUT_HOME)["TORCHINDUCTOR_CACHE_DIR"] == f"{private}/torchinductor"
+    assert "TORCHINDUCTOR_CACHE_DIR" not in machine.default_environment(1, dict(os.environ))
+    machine.set_compile_cache()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == ""  # set by the user
+    del os.environ["TORCHINDUCTOR_CACHE_DIR"]
+    machine.set_compile_cache()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == f"{private}/torchinductor"
+    private.chmod(0o777)
+    with pytest.raises(MachineError, match=f"can be written to by other users. Run `chmod 700 {private}`"):
+        machine.default_environment(1, WITHOUT_HOME)
+
+
+@pytest.mark.parametrize("place", [".", "cpu_adam"])
+def test_ops_that_others_may_have_written_are_refused(tmp_path: Path, place: str) -> None:
+    chosen, environment = tmp_path / place, {"TORCH_EXTENSIONS_DIR": str(tmp_path)}
+    chosen.mkdir(exist_ok=True)
+    for mode in (0o700, 0o755, 0o775):
+        chosen.chmod(mode)
+        assert machine.extensions_dir(environment) == tmp_path
+    chosen.chmod(0o777)
+    with pytest.raises(MachineError, match=f"^TORCH_EXTENSIONS_DIR={tmp_path}: {chosen} can be written to by"):
+        machine.extensions_dir(environment)
+    chosen.chmod(0o755)
+    if os.geteuid() == 0:  # only root can give a folder to another user
+        os.chown(chosen, 1234, -1)
+        with pytest.raises(MachineError, match=f"{chosen} belongs to another user"):
+            machine.extensions_dir(environment)
+
+
 def test_default_environment_on_a_cpu_machine(tmp_path: Path) -> None:
     before = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": ""}
     result = machine.default_environment(2, before)

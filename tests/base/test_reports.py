@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from z2all_ds.base.reports import Table, print_as_measured, print_report, to_json
+from z2all_ds.base.reports import Table, fitting_parts, print_as_measured, print_report, to_json
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,8 @@ def test_values_without_a_json_type_are_converted() -> None:
         "is": True,
     }
     assert "中" in to_json("中")
+    assert json.loads(to_json("\x1b\x7f\x9b")) == "\x1b\x7f\x9b"
+    assert to_json("\x1b\x7f\x9b") == '"\\u001b\\u007f\\u009b"'
 
 
 def test_print_report_prints_text_tables_or_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,4 +62,19 @@ def test_each_result_is_printed_as_soon_as_it_is_measured(as_json: bool, capsys:
         yield 2
 
     assert print_as_measured(measured(), as_json, "head", str) == [1, 2]
+    capsys.readouterr()
+    print_as_measured(["\x1b"], as_json, "head", str)
+    assert "".join(capsys.readouterr()) == "head\n\\x1b\n"
     assert print_as_measured([], as_json, "head", str) == []
+
+
+def test_a_table_wider_than_the_terminal_is_divided_into_parts_with_the_first_column() -> None:
+    table = Table(("domain", "documents", "JSON", "mean", "longest"), [["百科", "12,345", "1.1 GiB", "9", "77"]], "lr")
+    parts = fitting_parts(table, 30)
+    assert [list(part.columns) for part in parts] == [["domain", "documents", "JSON"], ["domain", "mean", "longest"]]
+    assert [list(map(list, part.rows)) for part in parts] == [[["百科", "12,345", "1.1 GiB"]], [["百科", "9", "77"]]]
+    assert {part.align for part in parts} == {"lrr"}
+    assert len(fitting_parts(table, 41)) == 1
+    assert [len(part.columns) for part in fitting_parts(table, 1)] == [2, 2, 2, 2]
+    with_text = Table(("a", "b", "c"), [["x" * 50, "y", "z"], ["free text"]])
+    assert len(fitting_parts(with_text, 10)) == 1

@@ -11,7 +11,7 @@ import pytest
 
 from tests.helpers.processes import ended, has_open
 from z2all_ds.base import run_folder
-from z2all_ds.base.errors import CheckpointError
+from z2all_ds.base.errors import CheckpointError, ConfigError
 from z2all_ds.base.run_folder import RunFolder
 
 HOLD = """
@@ -83,6 +83,27 @@ def test_a_job_waits_for_the_lock_of_a_job_that_is_about_to_end(tmp_path: Path) 
             assert waiting.stdout.readline() == "locked\n"
 
 
+def test_other_users_cannot_lock_the_folder(tmp_path: Path) -> None:
+    folder, names = RunFolder(tmp_path), (".lock", ".launch_lock")
+    (tmp_path / ".lock").touch(mode=0o644)  # as by earlier versions
+    with folder.launching():
+        assert [(tmp_path / name).stat().st_mode & 0o777 for name in names] == [0o600] * 2
+
+
+def test_checkpoints_that_are_those_of_another_run_are_refused(tmp_path: Path) -> None:
+    other, disk = RunFolder(tmp_path / "other"), tmp_path / "disk" / "checkpoints"
+    other.checkpoints.mkdir(parents=True)
+    disk.mkdir(parents=True)
+    for number, target in enumerate((other.checkpoints, disk)):
+        run = RunFolder(tmp_path / f"run_{number}")
+        run.root.mkdir()
+        run.checkpoints.symlink_to(target)
+        os.close(run.acquire_lock())  # plain folders: a disk of its own
+    other.config.touch()
+    with pytest.raises(CheckpointError, match="is a link to the checkpoints of the run"):
+        RunFolder(tmp_path / "run_0").acquire_lock()
+
+
 def test_child_processes_do_not_inherit_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     handle = RunFolder(tmp_path).acquire_lock()
     code = "import time; print('up', flush=True); time.sleep(60)"
@@ -93,3 +114,23 @@ def test_child_processes_do_not_inherit_the_lock(tmp_path: Path, monkeypatch: py
         os.close(handle)
         monkeypatch.setattr(run_folder, "LOCK_PATIENCE_SECONDS", 0.0)
         os.close(RunFolder(tmp_path).acquire_lock())
+
+
+@pytest.mark.parametrize("name", ["run.yaml", "metrics.jsonl", "stop"])
+def test_a_launch_does_not_take_over_a_folder_of_others(tmp_path: Path, name: str) -> None:
+    (tmp_path / "notes.txt").touch()
+    (tmp_path / name).write_text("mine")
+    folder = RunFolder(tmp_path)
+    with pytest.raises(ConfigError, match=f"has {name}, which a run would replace"), folder.launching():
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["notes.txt", name])
+    os.close(folder.acquire_lock())
+    with folder.launching():  # a run has used it
+        pass
+
+
+def test_a_launch_continues_in_a_copy_without_hidden_files(tmp_path: Path) -> None:
+    for name in ("run.yaml", "environment.json", "events.jsonl", "metrics.jsonl"):
+        (tmp_path / name).touch()
+    with RunFolder(tmp_path).launching():
+        assert (tmp_path / ".lock").is_file()

@@ -1,11 +1,14 @@
 """Mapping of the vocabulary rows of another model to the rows of this one."""
 
+import os
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from z2all_ds.base.errors import ConfigError
-from z2all_ds.base.vocabulary_rows import NEW, match_rows
+from z2all_ds.base.vocabulary_rows import NEW, automatic_size, match_rows
 
 ABC = {"a": 0, "b": 1, "c": 2}
 
@@ -65,3 +68,9 @@ def test_a_row_is_never_used_for_a_different_token(
     assert len(found.rows) == len(here) + more_here
     for text, number in here.items():
         assert found.rows[number] == there.get(text, NEW)
+
+
+def test_a_fifo_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "tokenizer.json")
+    with pytest.raises(ConfigError, match=r"its ids cannot be counted .*not a regular file"):
+        automatic_size(str(tmp_path), "")

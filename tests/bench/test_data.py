@@ -65,8 +65,9 @@ def test_a_run_without_peers_measures_speed_resume_and_scale(
         "raw jsonl, shuffled": True,
         "tokens, shuffled": True,
     }
-    sizes = {one["figures"]["state_bytes"] for one in costs["resume"]}
-    assert len(sizes) == 1 and sizes.pop() < 10_000
+    sizes = [one["figures"]["state_bytes"] for one in costs["resume"]]
+    assert max(sizes) - min(sizes) < 10, "they differ only in the sizes of the domains, in bytes or in tokens"
+    assert max(sizes) < 10_000
     assert [one["name"] for one in costs["scale"]] == [
         f"{kind} at {part}" for kind in ("raw jsonl", "tokens") for part in ("1%", "50%", "99%")
     ]

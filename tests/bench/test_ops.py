@@ -136,7 +136,7 @@ def test_a_failing_backend_has_a_row_with_the_first_line_of_its_error() -> None:
 
 
 def test_a_case_that_exceeds_memory_has_a_row_with_the_reason() -> None:
-    rows = bench_ops(micro_run("model.vocab_size=1000000000000"), CPU, ["cross_entropy"])["rows"]
+    rows = bench_ops(micro_run("model.vocab_size=2000000000"), CPU, ["cross_entropy"])["rows"]
     running = [row for row in rows if row.backend in ("chunked", "torch")]
     assert running and all("free memory" in row.failed for row in running)
 

@@ -41,6 +41,8 @@ def test_fields_of_the_json_report(report: dict[str, Any]) -> None:
             "device",
             "state_bytes_stated",
             "state_bytes_measured",
+            "step_bytes_stated",
+            "step_bytes_measured",
             "milliseconds_per_step",
         ]
         assert row["milliseconds_per_step"] > 0
@@ -86,6 +88,8 @@ def test_measured_state_sizes_equal_the_stated_ones_on_a_gpu(marked: str) -> Non
     assert report["measured_on"]["device"] == torch.cuda.get_device_name(0)
     for cost in report["optimizers"]:
         assert_as_stated(cost, 1 << 20)
+        if cost["step_bytes_stated"]:  # others take small chunks
+            assert cost["step_bytes_measured"] == pytest.approx(cost["step_bytes_stated"], rel=0.05)
         assert cost["device"] == ("cpu" if cost["kind"] == "ds_cpu_adam" else marked)
     kinds = {cost["kind"] for cost in report["optimizers"]}
     assert {"adamw", "ds_fused_adam", "ds_cpu_adam", "adamw_bf16", "lion"} <= kinds
@@ -94,15 +98,17 @@ def test_measured_state_sizes_equal_the_stated_ones_on_a_gpu(marked: str) -> Non
 
 
 def test_describe_gives_a_table_with_measured_and_refused_optimizers(capsys: pytest.CaptureFixture[str]) -> None:
-    figures = {"state_bytes_stated": 6.0, "state_bytes_measured": 6.0, "milliseconds_per_step": 1.25}
+    figures: dict[str, float | None] = {"state_bytes_stated": 6.0, "state_bytes_measured": 6.0}
+    figures["milliseconds_per_step"] = 1.25
+    figures |= {"step_bytes_stated": 0.0, "step_bytes_measured": None}
     cost = {"kind": "adamw_bf16", "weights": "bf16", "rounding": "kahan", "device": "cpu", **figures}
     refused = {"kind": "apex_adam", "reason": "needs a GPU, the model is on cpu"}
     facts = {"device": "a CPU", "torch": "2"}
     print_lines(describe({"measured_on": facts, "parameters": 10_000, "optimizers": [cost], "refused": [refused]}))
     assert capsys.readouterr().out.splitlines() == [
         "a CPU | torch 2 | 10,000 parameters",
-        "kind        weights     state bytes  stated  ms/step",
-        "adamw_bf16  bf16 kahan         6.00    6.00     1.25",
+        "kind        weights     state bytes  stated  step bytes  stated  ms/step",
+        "adamw_bf16  bf16 kahan         6.00    6.00           -    0.00     1.25",
         "apex_adam   needs a GPU, the model is on cpu",
     ]
 

@@ -28,7 +28,7 @@ def test_the_trainers_are_measured_on_the_same_text(small_corpus: Path) -> None:
 def test_a_failed_trainer_is_reported_with_the_reason_and_the_others_continue(small_corpus: Path) -> None:
     costs = bench_tokenizer([small_corpus], 60_000, 60_000, names=["spm", "hf_default"])
     spm, hf_default = costs["trainers"]
-    assert spm["failed"].startswith("DataError: text_vocab_size 60000: ") and not hf_default["failed"]
+    assert spm["failed"].startswith("DataError: vocabulary size 60000: ") and not hf_default["failed"]
     assert f"spm: failed, {spm['failed']}" in describe(costs)
 
 

@@ -14,12 +14,14 @@ FILES = {
 }
 
 
-def write_temporary(checkpoints: Path, step: int, **trainer: Any) -> Path:
-    """Write the files of all ranks to the temporary folder; `trainer` is added to trainer.json."""
+def write_temporary(checkpoints: Path, step: int, ranks: int = 2, **trainer: Any) -> Path:
+    """Write the files of all ranks to the temporary folder; `trainer` is added to trainer.json, `ranks` are those of
+    the state."""
     temporary = layout.temporary_path(checkpoints, step)
     for name, content in FILES.items():
         (temporary / name).parent.mkdir(parents=True, exist_ok=True)
         (temporary / name).write_bytes(content + str(step).encode())
+    (temporary / "state" / "index.json").write_text(json.dumps({"ranks": ranks, "step": step}))
     (temporary / "trainer.json").write_text(json.dumps({"step": step, "dtype": "fp32", **trainer}))
     (temporary / "data_state.json").write_text(json.dumps({"lanes": [step]}))
     return temporary
@@ -48,7 +50,8 @@ def make(checkpoints: Path, *steps: int) -> list[Path]:
 def make_validated(checkpoints: Path, losses: dict[int, float | None]) -> None:
     """Create checkpoints with a validation loss per step; None means not validated."""
     for step, loss in losses.items():
-        write_temporary(checkpoints, step, **({} if loss is None else {"validation_loss": loss}))
+        trainer: dict[str, Any] = {} if loss is None else {"validation_loss": loss}
+        write_temporary(checkpoints, step, **trainer)
         seal(checkpoints, step)
 
 

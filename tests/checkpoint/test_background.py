@@ -7,11 +7,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tests.helpers.marked import wait_until
 from tests.helpers.small_disk import small_disk
 from z2all_ds.checkpoint import layout
 from z2all_ds.checkpoint.background import Answer, BackgroundWriter
+from z2all_ds.checkpoint.disk_file import file_checksum, hashing_threads
 from z2all_ds.checkpoint.writer import Job
 
 
@@ -19,15 +21,24 @@ def make_slot(place: Path, ranks: int = 1, size: int = 100_000) -> Path:
     (place / "state").mkdir(parents=True)
     for rank in range(ranks):
         (place / "state" / f"rank_{rank:05d}.safetensors").write_bytes(os.urandom(size))
-    (place / "trainer.json").write_text(json.dumps({"step": 3}))
+        (place / f"rng_rank_{rank:04d}.pt").touch()
+    for name in layout.REQUIRED:
+        (place / name).write_text(json.dumps({"tokens_seen": 3}))  # of any step
     return place
 
 
 def submit(
     writer: BackgroundWriter, slot: Path, checkpoints: Path, rank: int = 0, ranks: int = 1, step: int = 3
 ) -> None:
-    files = (f"state/rank_{rank:05d}.safetensors", *(["trainer.json"] if rank == 0 else []))
-    writer.submit(Job(str(checkpoints), step, "attempt", rank, ranks, {"keep_last": 2}), slot, files)
+    own = (f"state/rank_{rank:05d}.safetensors", f"rng_rank_{rank:04d}.pt")
+    files = (*own, *(layout.REQUIRED if rank == 0 else ()))
+    job = Job(str(checkpoints), step, "attempt", rank, ranks, {"keep_last": 2})
+    writer.submit(job, slot, {name: entry_of(slot / name) for name in files})
+
+
+def entry_of(file: Path) -> dict[str, Any]:
+    with hashing_threads() as threads:
+        return {"bytes": file.stat().st_size, "checksum": file_checksum(file, threads)}
 
 
 @contextmanager
@@ -86,6 +97,7 @@ def test_rank_0_waits_for_the_other_ranks(tmp_path: Path) -> None:
         assert answer_of(second).problem is None and answer_of(first).problem is None
     newest, _ = layout.find_latest(checkpoints)
     assert newest and sorted(path.name for path in (newest.path / "state").iterdir()) == [
+        "index.json",
         "rank_00000.safetensors",
         "rank_00001.safetensors",
     ]
@@ -95,7 +107,7 @@ def test_a_failed_rank_leaves_no_checkpoint(tmp_path: Path) -> None:
     slot, checkpoints = make_slot(tmp_path / "slot", ranks=2), tmp_path / "checkpoints"
     with writers(2) as (first, second):
         submit(first, slot, checkpoints, 0, 2)
-        second.submit(Job(str(checkpoints), 3, "attempt", 1, 2), slot, ["state/nowhere"])
+        second.submit(Job(str(checkpoints), 3, "attempt", 1, 2), slot, {"state/nowhere": {}})
         assert "No such file" in str(answer_of(second).problem)
         assert str(answer_of(first).problem).startswith("rank 1: ")
         assert layout.step_folders(checkpoints) == [] and list(checkpoints.iterdir()) == []
@@ -103,6 +115,25 @@ def test_a_failed_rank_leaves_no_checkpoint(tmp_path: Path) -> None:
         submit(first, slot, checkpoints, 0, 2)
         first.abandon()
         assert answer_of(first).problem == "another rank could not write its part"
+        assert list(checkpoints.iterdir()) == []
+
+
+def test_a_snapshot_that_was_changed_in_memory_does_not_become_a_checkpoint(tmp_path: Path) -> None:
+    """The rank knows the checksums of what it copied; another process has written to the slot since then."""
+    slot, checkpoints = make_slot(tmp_path / "slot", ranks=2), tmp_path / "checkpoints"
+    with writers(2) as (first, second):
+        for name in ("state/rank_00000.safetensors", "trainer.json"):
+            intact, entry = (slot / name).read_bytes(), entry_of(slot / name)
+            (slot / name).write_bytes(intact[:-1] + bytes([intact[-1] ^ 1]))
+            first.submit(Job(str(checkpoints), 3, "attempt"), slot, {name: entry})
+            assert answer_of(first).problem == f"rank 0: {name} does not match its checksum"
+            assert list(checkpoints.iterdir()) == []
+            (slot / name).write_bytes(intact)
+        # The same on another rank.
+        submit(first, slot, checkpoints, 0, 2)
+        entry = entry_of(slot / "state" / "rank_00001.safetensors") | {"checksum": "0" * 64}
+        second.submit(Job(str(checkpoints), 3, "attempt", 1, 2), slot, {"state/rank_00001.safetensors": entry})
+        assert str(answer_of(first).problem) == "rank 1: state/rank_00001.safetensors does not match its checksum"
         assert list(checkpoints.iterdir()) == []
 
 

@@ -2,18 +2,20 @@
 
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.checkpoint.making import FILES, make, names, write_temporary
+from tests.checkpoint.making import FILES, make, names, seal, write_temporary
 from z2all_ds.base.errors import CheckpointError
 from z2all_ds.checkpoint import layout
 from z2all_ds.checkpoint.layout import Checkpoint, find_latest, open_checkpoint, remove_leftovers
@@ -29,7 +31,7 @@ def test_a_sealed_checkpoint_is_found_and_read(tmp_path: Path) -> None:
     assert Checkpoint(older, 9).data_state == {"lanes": [9]}
     manifest = json.loads((newer / layout.MANIFEST).read_text())
     assert manifest["step"] == 10
-    assert sorted(manifest["files"]) == sorted([*FILES, "trainer.json", "data_state.json"])
+    assert sorted(manifest["files"]) == sorted([*FILES, "state/index.json", "trainer.json", "data_state.json"])
     assert manifest["files"]["rng_rank_0000.pt"] == {
         "bytes": 2,
         "checksum": "fcfc282496b4d1c0f46d166d828dd9ea3c5ce2e1245af10baa97f121ea5433b2",
@@ -55,10 +57,10 @@ def test_unsealed_folders_are_not_checkpoints(tmp_path: Path) -> None:
 def test_sealing_a_step_again_replaces_the_leftovers_of_a_crash(tmp_path: Path) -> None:
     (torn,) = make(tmp_path, 5)
     (torn / layout.MANIFEST).unlink()
-    (torn / "old_file").touch()
+    (torn / "rng_rank_0007.pt").touch()
     (again,) = make(tmp_path, 5)
     assert again == torn
-    assert not (again / "old_file").exists()
+    assert not (again / "rng_rank_0007.pt").exists()
     assert find_latest(tmp_path) == (Checkpoint(again, 5), [])
 
 
@@ -103,7 +105,69 @@ def manifest_of_another_kind(path: Path) -> str:
     return "MANIFEST.json is not readable (TypeError)"
 
 
-DAMAGES = [tear, lose_a_file, lengthen, flip, empty_manifest, foreign_manifest, manifest_of_another_kind]
+def change_manifest(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    content = json.loads((path / layout.MANIFEST).read_text())
+    change(content)
+    (path / layout.MANIFEST).write_text(json.dumps(content))
+
+
+def strike_an_altered_file(path: Path) -> str:
+    flip(path)
+    change_manifest(path, lambda content: content["files"].pop("state/rank_00000.safetensors"))
+    return "state/rank_00000.safetensors is not in MANIFEST.json"
+
+
+def strike_a_required_file(path: Path) -> str:
+    (path / "trainer.json").unlink()
+    change_manifest(path, lambda content: content["files"].pop("trainer.json"))
+    return "MANIFEST.json does not list trainer.json"
+
+
+def hollow_out(path: Path) -> str:
+    """Remove the state and random generators of a rank, and strike them from the manifest."""
+    gone = ("state/rank_00000.safetensors", "rng_rank_0000.pt")
+    for name in gone:
+        (path / name).unlink()
+    change_manifest(path, lambda content: [content["files"].pop(name) for name in gone])
+    return "MANIFEST.json does not list state/rank_00000.safetensors"
+
+
+def copy_of_another_step(path: Path) -> str:
+    shutil.rmtree(path)
+    (other,) = make(path.parent / "other", 3)
+    shutil.copytree(other, path)
+    change_manifest(path, lambda content: content.update(step=4))
+    return "trainer.json is of step 3"
+
+
+def strike_all_files(path: Path) -> str:
+    change_manifest(path, lambda content: content["files"].clear())
+    return "MANIFEST.json does not list trainer.json"
+
+
+def claim_another_step(path: Path) -> str:
+    change_manifest(path, lambda content: content.update(step=99))
+    return "MANIFEST.json is of step 99"
+
+
+def list_a_file_outside(path: Path) -> str:
+    (path.parent / "outside").write_text("outside")
+    entry = {"bytes": 7, "checksum": "0"}
+    change_manifest(path, lambda content: content["files"].update({"../outside": entry}))
+    return "MANIFEST.json lists ../outside, which is not a file of a checkpoint"
+
+
+def replace_a_file_by_a_link(path: Path) -> str:
+    (path / "trainer.json").rename(path.parent / "elsewhere")
+    (path / "trainer.json").symlink_to(path.parent / "elsewhere")
+    return "trainer.json is missing"
+
+
+DAMAGES = [
+    *(tear, lose_a_file, lengthen, flip, empty_manifest, foreign_manifest, manifest_of_another_kind),
+    *(strike_an_altered_file, strike_a_required_file, strike_all_files, claim_another_step, list_a_file_outside),
+    *(replace_a_file_by_a_link, hollow_out, copy_of_another_step),
+]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -116,6 +180,24 @@ def test_a_damaged_checkpoint_is_reported_and_the_previous_one_is_used(
     with pytest.raises(CheckpointError) as caught:
         open_checkpoint(newest)
     assert str(caught.value) == f"checkpoint {newest}: {what}. Give a complete checkpoint."
+
+
+@pytest.mark.parametrize(
+    ("trainer", "missing"),
+    [
+        ({}, None),
+        ({"world_size": 1}, None),
+        ({"world_size": 2}, "rng_rank_0001.pt"),
+        ({"world_size": 2, "imported_from": "global_step4"}, None),
+        ({"ranks": 3, "imported_from": "global_step4"}, "state/rank_00002.safetensors"),
+        ({"ranks": 3, "world_size": 1}, "state/rank_00002.safetensors"),
+        ({"world_size": -1}, None),
+    ],
+)
+def test_the_files_of_every_rank_are_required(trainer: dict[str, Any], missing: str | None, tmp_path: Path) -> None:
+    write_temporary(tmp_path, 4, **trainer)
+    problem = layout.why_damaged(seal(tmp_path, 4), verify_checksums=True)
+    assert problem == (f"MANIFEST.json does not list {missing}" if missing else None)
 
 
 def test_without_checksums_only_sizes_are_compared(tmp_path: Path) -> None:
@@ -163,7 +245,7 @@ def two_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_any_flipped_bit_is_detected(two_checkpoints: Path, data: st.DataObject) -> None:
     newest = two_checkpoints / "step_00000004"
     files = sorted(path for path in newest.rglob("*") if path.is_file())
-    assert len(files) == 6
+    assert len(files) == 7
     file = data.draw(st.sampled_from(files))
     whole = file.read_bytes()
     place, bit = data.draw(st.integers(0, len(whole) - 1)), data.draw(st.integers(0, 7))
@@ -175,7 +257,7 @@ def test_any_flipped_bit_is_detected(two_checkpoints: Path, data: st.DataObject)
         assert found
         if file.name != layout.MANIFEST:
             assert (found.step, len(skipped)) == (3, 1)
-        elif found.step == 4:  # the flip changed nothing that is read: white space or the step number
+        elif found.step == 4:  # the flip changed nothing that is read, such as white space
             assert json.loads(changed)["files"] == json.loads(whole)["files"]
     finally:
         file.write_bytes(whole)
@@ -209,6 +291,20 @@ def test_leftovers_of_interrupted_saves_are_removed(tmp_path: Path) -> None:
     assert remove_leftovers(tmp_path) == []
 
 
+def test_folders_of_other_programs_are_no_leftovers(tmp_path: Path) -> None:
+    for name, file in (("step_1000", "model.bin"), ("step_00000007", "notes.txt"), (".tmp_step_00000008", "x.pt")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).write_text("precious")
+    write_temporary(tmp_path / "elsewhere", 9)
+    (tmp_path / "step_00000009").symlink_to(layout.temporary_path(tmp_path / "elsewhere", 9))
+    before = names(tmp_path)
+    assert remove_leftovers(tmp_path) == [] and names(tmp_path) == before
+    write_temporary(tmp_path, 7)
+    with pytest.raises(CheckpointError, match="is not a checkpoint of ours"):
+        seal(tmp_path, 7)
+    assert (tmp_path / "step_00000007" / "notes.txt").read_text() == "precious"
+
+
 # Kills of a real process
 
 
@@ -228,7 +324,8 @@ while True:
     step += 1
     part = lambda file: file.write(os.urandom(20_000))
     files = {f"state/part_{number}.pt": part for number in range(3)}
-    files["trainer.json"] = text(json.dumps({"step": step}))
+    names = (*layout.REQUIRED, "state/rank_00000.safetensors", "rng_rank_0000.pt")
+    files |= dict.fromkeys(names, text(json.dumps({"step": step})))
     assert write_checkpoint(Job(str(checkpoints), step), files) is None
     os.write(1, f"{step}\\n".encode())
     prune(checkpoints, Retention(keep_last=2), step)
@@ -264,7 +361,7 @@ def test_a_kill_at_any_time_leaves_an_intact_checkpoint(tmp_path: Path) -> None:
         assert latest.step in (sealed_so_far, sealed_so_far + 1)
         sealed_so_far = latest.step
         assert latest.trainer == {"step": latest.step}
-        assert names(latest.path) == ["MANIFEST.json", "state", "trainer.json"]
+        assert names(latest.path) == ["MANIFEST.json", "data_state.json", "rng_rank_0000.pt", "state", "trainer.json"]
         assert open_checkpoint(latest.path) == latest
         if latest.step > 1:
             assert open_checkpoint(checkpoints / layout.step_name(latest.step - 1)).step == latest.step - 1

@@ -15,9 +15,11 @@ import pytest
 from tests.checkpoint.making import make, names, seal, write_temporary
 from tests.helpers.processes import ended, has_open
 from tests.helpers.small_disk import read_only
+from z2all_ds.base import run_folder
 from z2all_ds.base.errors import CheckpointError
-from z2all_ds.checkpoint import layout
+from z2all_ds.checkpoint import layout, retention
 from z2all_ds.checkpoint.layout import Checkpoint, find_latest, remove_leftovers
+from z2all_ds.checkpoint.pruning import prune_run
 from z2all_ds.checkpoint.retention import Retention, held, prune, remove
 
 LAST_TWO = Retention(keep_last=2)
@@ -45,6 +47,7 @@ def test_a_deletion_that_the_file_system_refuses_does_not_fail_the_run(tmp_path:
 PRUNE = """
 import sys
 from pathlib import Path
+from z2all_ds.checkpoint.pruning import prune_run
 from z2all_ds.checkpoint.retention import Retention, prune
 
 print(prune(Path(sys.argv[1]), Retention(keep_last=2), 3))
@@ -77,7 +80,7 @@ def test_a_killed_deletion_has_removed_the_manifest_first(tmp_path: Path) -> Non
     for step in range(1, 6):
         (path,) = make(tmp_path, step)
         for number in range(many):  # so that the manifest is one of many files
-            (path / f"{number:05d}").touch()
+            (path / f"rng_rank_{number:05d}.pt").touch()
         with ended(subprocess.Popen([sys.executable, "-c", REMOVE, str(path)], text=True)) as process:
             while path.exists() and len(os.listdir(path)) >= many:
                 assert process.poll() is None or not path.exists()
@@ -89,6 +92,30 @@ def test_a_killed_deletion_has_removed_the_manifest_first(tmp_path: Path) -> Non
             assert remove_leftovers(tmp_path) == [path.name]
             return
     pytest.fail("five deletions were each over before the kill")
+
+
+@pytest.mark.parametrize("name", ["notes.md", "mine/notes.md", "state/notes/a"])
+def test_a_checkpoint_with_files_of_the_user_is_left_alone(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    oldest, second, *_ = make(tmp_path, 1, 2, 3, 4)
+    (oldest / name).parent.mkdir(exist_ok=True)
+    (oldest / name).write_text("precious")
+    assert prune(tmp_path, LAST_TWO, 4) == [second.name]
+    assert prune(tmp_path, LAST_TWO, 4) == []
+    assert (oldest / name).read_text() == "precious" and (oldest / layout.MANIFEST).exists()
+    entry = name.removesuffix("/notes.md").removesuffix("/a")
+    line = f"checkpoint {oldest}: not deleted: {entry} is not part of it. Move it elsewhere.\n"
+    assert capsys.readouterr().err == line
+
+
+def test_prune_reports_the_file_that_keeps_a_checkpoint(tmp_path: Path) -> None:
+    oldest, *_ = make(tmp_path / "checkpoints", 1, 2, 3)
+    (oldest / "notes.md").write_text("precious")
+    for dry_run in (True, False):
+        first, *_ = prune_run(tmp_path, dry_run, keep_last=2).checkpoints
+        assert (first.stays, first.reasons) == (True, ("notes.md is not part of it",))
+    assert (oldest / "notes.md").exists()
 
 
 def test_removing_a_missing_checkpoint_returns_false(tmp_path: Path) -> None:
@@ -168,6 +195,22 @@ def test_a_reader_that_waits_during_the_deletion_is_refused(tmp_path: Path) -> N
             fcntl.flock(deleting, fcntl.LOCK_UN)
             assert "has been deleted" in late.stderr.read()
             late.stderr.close()
+
+
+def test_a_reader_does_not_wait_forever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run_folder, "SILENT_SECONDS", 0.01)
+    monkeypatch.setattr(retention, "HOLD_PATIENCE_SECONDS", 0.02)
+    (path,) = make(tmp_path, 1)
+    with (path / layout.MANIFEST).open() as of_another:
+        fcntl.flock(of_another, fcntl.LOCK_EX)
+        with pytest.raises(CheckpointError) as caught, held(path):
+            pytest.fail("held what is locked")
+    what = "another process holds the lock of its MANIFEST.json. End that process, or use another one."
+    assert str(caught.value) == f"checkpoint {path}: {what}"
+    assert capsys.readouterr().err == f"checkpoint {path} is locked by another process: waiting up to 0 s\n"
+    assert remove(path)
 
 
 def test_errors_of_the_reader_are_raised_and_release_the_checkpoint(tmp_path: Path) -> None:

@@ -10,8 +10,10 @@ import pytest
 from tests.checkpoint.making import make_validated, names, write_temporary
 from tests.helpers.command import one_line, z2all
 from tests.helpers.training import train
+from z2all_ds.base.console import human_bytes
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint import layout, memory
+from z2all_ds.checkpoint.pruning import describe, prune_run
 from z2all_ds.checkpoint.retention import held
 
 LOSSES = {100: 3.0, 200: 2.31, 300: None, 400: 2.9, 500: None, 600: 2.8}
@@ -155,15 +157,39 @@ def test_a_real_run_keeps_the_checkpoints_that_its_settings_require(
     assert verified.returncode == 0, verified.stderr
 
 
+def test_snapshots_of_a_killed_run_whose_folder_was_moved_are_freed(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "SHARED_MEMORY", tmp_path / "memory")
+    memory.SHARED_MEMORY.mkdir()
+    snapshots, of_another = memory.SnapshotFolder("1"), memory.SnapshotFolder("2")
+    snapshots.create(run.root)
+    of_another.create(tmp_path)
+    memory.write_lineage(run, snapshots)
+    moved = run.root.rename(tmp_path / "moved")
+    size = snapshots.size_bytes
+    assert size > 0 and prune_run(moved, dry_run=False, keep_last=6).freed_memory_bytes == 0
+    dry = prune_run(moved, dry_run=True, memory_too=True, keep_last=6)
+    assert (dry.freed_bytes, dry.freed_memory_bytes) == (size, size) and snapshots.path.exists()
+    done = prune_run(moved, dry_run=False, memory_too=True, keep_last=6)
+    assert (done.freed_bytes, done.freed_memory_bytes) == (size, size) and not snapshots.path.exists()
+    *_, line = describe(done)
+    assert line == f"{human_bytes(size)} freed: deleted 0 of 6 checkpoints and {human_bytes(size)} of snapshots"
+    assert of_another.path.exists()
+    assert prune_run(moved, dry_run=False, memory_too=True, keep_last=6).freed_memory_bytes == 0
+
+
 def test_in_memory_snapshots_of_a_killed_run_are_listed_and_freed(run: RunFolder, tmp_path: Path) -> None:
     line = memory.SnapshotFolder(memory.new_lineage())
     try:
         line.create(run.root)
         shutil.copytree(run.checkpoints / layout.step_name(600), line.slot(0), dirs_exist_ok=True)
-        line.finish(0, 650)
-        run.lineage.write_text(line.lineage)
+        line.finish(0, 650, {})
+        memory.write_lineage(run, line)
         listed = json.loads(z2all("checkpoint", "list", run.root, "--json", cwd=tmp_path).stdout)
         assert [(one["step"], one["in_memory"]) for one in listed][-2:] == [(600, False), (650, True)]
+        verified = json.loads(z2all("checkpoint", "verify", run.root, "--json", cwd=tmp_path).stdout)
+        assert verified[-1]["problem"] == "READY does not list trainer.json"
         assert z2all("checkpoint", "prune", run.root, cwd=tmp_path).returncode == 0
         assert z2all("checkpoint", "prune", run.root, "--memory", "--dry-run", cwd=tmp_path).returncode == 0
         assert [snapshot.step for snapshot in line.snapshots()] == [650]

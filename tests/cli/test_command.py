@@ -15,6 +15,7 @@ from tests.helpers.command import COMMAND, environment, one_line, z2all
 from tests.helpers.processes import ended
 from z2all_ds import __version__
 from z2all_ds.base.config import RunConfig, dump_yaml, load_run_config
+from z2all_ds.base.config.explain import explained_yaml
 
 # The command itself
 
@@ -24,8 +25,30 @@ def test_help_and_version(tmp_path: Path) -> None:
     assert (answer.returncode, answer.stderr) == (0, "")
     verbs = ["quickstart", "config", "train", "export", "generate", "plot", "plan", "doctor", "corpus", "tokenizer"]
     assert [verb for verb in verbs if f" {verb} " not in answer.stdout] == []
+    panels = [line.split()[1] for line in answer.stdout.splitlines() if line.startswith("╭─ ")]
+    assert panels == ["Options", "Start", "Data", "Training", "Watching", "Using", "Measuring"]
+    assert "--install-completion" in answer.stdout
+    for arguments in (["--help"], ["corpus", "--help"], ["train", "parity", "--help"]):
+        answer = z2all(*arguments, cwd=tmp_path)
+        assert "<bool>" not in answer.stdout
+        assert z2all(*arguments[:-1], "-h", cwd=tmp_path).stdout == answer.stdout
     answer = z2all("--version", cwd=tmp_path)
     assert (answer.returncode, answer.stdout) == (0, f"{__version__}\n")
+
+
+@pytest.mark.parametrize("verb", [["train"], ["plan"], ["train", "parity"], ["bench", "step"]])
+def test_an_option_that_is_a_setting_is_answered_with_the_override(verb: list[str], tmp_path: Path) -> None:
+    line = one_line(z2all(*verb, "--global-batch", "8", cwd=tmp_path), 2)
+    assert line == "ConfigError: --global-batch: is a setting, not an option. Write train.global_batch=8."
+
+
+def test_the_shell_completes_the_names_of_settings(tmp_path: Path) -> None:
+    asked = {"_Z2ALL_COMPLETE": "complete_bash", "COMP_WORDS": "z2all train train.st", "COMP_CWORD": "2"}
+    script = "import sys; sys.argv = ['z2all']; from z2all_ds.cli import main; main()"
+    answer = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, env={**environment(), **asked}
+    )
+    assert answer.stdout.split() == ["train.steps=", "train.stop_at_step="]
 
 
 @pytest.mark.parametrize("arguments", [["no_such_verb"], ["plan", "--gpus", "many"], ["corpus", "build", "a=text"]])
@@ -77,6 +100,33 @@ def test_an_interrupted_command_exits_with_the_code_of_the_signal(
     assert [path.name for path in corpus.iterdir()] == [".building"]
 
 
+INTERRUPTED_IMPORT = """
+import os, signal, sys
+from importlib.abc import MetaPathFinder
+from z2all_ds.__main__ import main
+
+class Interrupting(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+main()
+"""
+
+
+@pytest.mark.parametrize(("module", "code"), [("z2all_ds.cli.bench", -2), ("z2all_ds.base.paths", 130)])
+def test_ctrl_c_while_modules_are_imported_ends_without_a_traceback(module: str, code: int, tmp_path: Path) -> None:
+    answer = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_IMPORT, module],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment(),
+    )
+    assert (answer.returncode, answer.stdout, answer.stderr) == (code, "", "")
+
+
 # config
 
 
@@ -89,6 +139,12 @@ def test_config_prints_the_resolved_config(tmp_path: Path) -> None:
     content = yaml.safe_load(answer.stdout)
     assert (content["train"]["steps"], content["optimizer"]["lr"], content["run_dir"]) == (7, 3e-4, "a b/它's")
     assert RunConfig(**content) == expected
+
+
+def test_config_explains_every_setting(tmp_path: Path) -> None:
+    answer = z2all("config", "--explain", "train.steps=7", cwd=tmp_path)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert answer.stdout == explained_yaml(load_run_config(None, ["train.steps=7"]))
 
 
 @pytest.mark.parametrize(
@@ -147,7 +203,10 @@ def test_plot_makes_a_picture(tmp_path: Path) -> None:
     with Image.open(tmp_path / "one" / "plots" / "loss.png") as picture:
         assert (picture.format, picture.size) == ("PNG", (960, 540))
         picture.load()
-    assert one_line(z2all("plot", "one", "three", cwd=tmp_path), 3).startswith("DataError: three: no metrics.jsonl")
+    assert (
+        one_line(z2all("plot", "one", "three", cwd=tmp_path), 3)
+        == "DataError: three: no such folder. Correct the path."
+    )
     assert one_line(z2all("plot", "one", "--out", "x.doc", cwd=tmp_path), 2).startswith("ConfigError: --out x.doc: ")
 
 
@@ -160,13 +219,14 @@ def test_train_reports_errors_before_it_creates_folders_or_builds_ops(
     run_dir, extensions = tmp_path / "run", tmp_path / "extensions"
     corpus, tokenizer = f"data.corpus={small_corpus}", f"data.tokenizer={small_tokenizer}"
     cases: list[tuple[list[str], int, str]] = [
-        ([], 2, "ConfigError: data.corpus: is not set. Give its folder: data.corpus=PATH."),
-        ([corpus], 2, "ConfigError: data.tokenizer: is not set. Give its folder: data.tokenizer=PATH."),
-        (["data.corpus=/no where", tokenizer], 3, "DataError: /no where/MANIFEST.json: no such file"),
-        ([corpus, "data.tokenizer=/no where"], 3, "DataError: tokenizer /no where/tokenizer.json: no such folder"),
+        ([], 2, "ConfigError: data.corpus: is not set. Give its folder: data.corpus=PATH (made by"),
+        ([corpus], 2, "ConfigError: data.tokenizer: is not set. Give its folder: data.tokenizer=PATH"),
+        (["data.corpus=/no where"], 3, "DataError: data.corpus=/no where: no such folder. Correct the path, or make"),
+        ([corpus, "data.tokenizer=/no where", "--ranks", "3"], 3, "DataError: data.tokenizer=/no where: no such"),
         ([corpus, tokenizer, "--deepspeed", "zero7"], 2, "ConfigError: DeepSpeed JSON 'zero7': neither a file nor"),
         ([corpus, tokenizer, "--ranks", "0"], 5, "ClusterError: ranks=0: must be at least 1."),
         ([corpus, tokenizer, "--ranks", "3"], 2, "ConfigError: train.global_batch=32: must be a multiple of"),
+        ([corpus, tokenizer, "model.vocab_size=1024", "--resume", "no"], 4, "CheckpointError: checkpoint no: no such"),
     ]
     for arguments, code, start in cases:
         own = {"TORCH_EXTENSIONS_DIR": str(extensions)}

@@ -157,13 +157,20 @@ def test_invalid_sources_are_refused(source: str, code: int, start: str, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_build_composes_the_content(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"title": "T", "text": "words"}\n')
+    answer = z2all("corpus", "build", "x=jsonl:x.jsonl", "--out", "c", "--compose", r"{title}\n{content}", cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    assert '"content":"T\\nwords"' in (tmp_path / "c/x-00000.jsonl").read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "start"),
     [
         (["--clean", "near_dups"], "ConfigError: "),
         (["--fields", "contents=x"], "ConfigError: "),
         (["--form", "xml"], "ConfigError: form 'xml' of domain generic: the forms are "),
-        (["--on-error", "ignore"], "ConfigError: on_error 'ignore': must be one of stop, skip."),
+        (["--on-error", "ignore"], "ConfigError: --on-error ignore: must be stop or skip."),
         (["--compose", "{titel}"], "ConfigError: template '{titel}': there is no field 'titel'."),
         (["--workers", "0"], "ConfigError: workers 0: must be at least 1."),
     ],

@@ -7,8 +7,11 @@ import pty
 import select
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from typer.testing import CliRunner
@@ -17,6 +20,10 @@ from tests.evaluate.conftest import model_folder
 from tests.helpers.command import COMMAND, environment
 from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.cli import app
+from z2all_ds.cli.generate import _answer_all
+from z2all_ds.evaluate.converse import write_now
+from z2all_ds.evaluate.generate import Generator
+from z2all_ds.evaluate.prompts import Answer, explain_blanks
 
 __all__ = ["model_folder"]  # a fixture of tests/evaluate
 
@@ -105,15 +112,25 @@ def test_prompts_are_read_from_a_file_and_answers_are_written_to_a_file(model_fo
 
 def test_the_output_path_is_checked_before_the_model_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
+    (tmp_path / "config.json").touch()  # not a model, but taken for one
     for out, words in ((tmp_path, "--out .*: is a folder"), (tmp_path / "file/x.jsonl", "folder .* cannot be created")):
         with pytest.raises(ConfigError, match=words):
-            here(tmp_path / "no model", "-p", "x", "--out", out)
+            here(tmp_path, "-p", "x", "--out", out)
 
 
 @pytest.mark.parametrize(("options", "stdin"), [(("-p", "\udcff"), None), ((), b"\xff"), (("--file", "-"), b"\xff\n")])
 def test_a_prompt_that_is_not_utf_8_is_refused(tmp_path: Path, options: tuple[str, ...], stdin: bytes | None) -> None:
+    (tmp_path / "config.json").touch()
     with pytest.raises(DataError, match=r"^(a prompt|stdin): not .*UTF-8"):
-        here(tmp_path / "no model", *options, stdin=stdin)
+        here(tmp_path, *options, stdin=stdin)
+
+
+def test_a_missing_model_is_reported_before_a_missing_prompt(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"^model .*/nope: no such folder"):
+        here(tmp_path / "nope", stdin="")
+    (tmp_path / "config.json").touch()
+    with pytest.raises(ConfigError, match=r"^stdin: is empty, and no prompt was given"):
+        here(tmp_path, stdin="")
 
 
 @pytest.mark.parametrize("option", ["--num", "--batch"])
@@ -140,10 +157,31 @@ def test_piped_text_is_one_prompt_and_streaming_gives_the_same_text(model_folder
         (("--temperature", "0", "--num", "2", "-p", "x"), "--temperature 0 with --num above 1: greedy decoding"),
         (("--stream", "--json", "-p", "x"), "--stream: streams text, not JSON"),
         (("-p", "x", "--file", "y"), "-p and --file: cannot be combined"),
-        (("-p", ""), "an empty prompt: must have at least one character"),
-        ((), "an empty prompt: must have at least one character"),
+        (("-p", ""), "-p '': a prompt must have at least one character"),
+        ((), "stdin: is empty, and no prompt was given"),
     ],
 )
 def test_invalid_options_are_refused(model_folder: Path, options: tuple[str, ...], words: str) -> None:
     with pytest.raises(ConfigError, match=f"^{words}"):
         here(model_folder, *options)
+
+
+@pytest.mark.parametrize(("is_terminal", "shown"), [(True, "\\x1b[2J\ta\n"), (False, "\x1b[2J\ta\n")])
+def test_answers_cannot_control_the_terminal(
+    is_terminal: bool, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = Answer("", "\x1b[2J\ta", "length", 1)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    write_now("\x1b[2J\ta\n")
+    assert capsys.readouterr().out == shown
+    fake = SimpleNamespace(is_chat=True, answer_all=lambda *_: [answer])
+    _answer_all(cast(Generator, fake), [{"prompt": ""}], 1, 1, None, as_json=False)
+    assert capsys.readouterr().out == shown
+
+
+def test_blank_answers_are_explained_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    explain_blanks([Answer("a", " \n", "length", 2), Answer("a", "b", "length", 1)])
+    said = "1 of 2 answers are blank: common after little training; try --temperature 0.8\n"
+    assert capsys.readouterr() == ("", said)
+    explain_blanks([Answer("a", "b", "length", 1)])
+    assert capsys.readouterr() == ("", "")

@@ -28,6 +28,7 @@ def here(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("Z2ALL_DEBUG", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")  # set by the command
     before = signal.getsignal(signal.SIGTERM)
 
     def run(*arguments: str) -> Answer:

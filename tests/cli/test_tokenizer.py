@@ -2,10 +2,13 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.helpers.command import one_line, z2all
+from z2all_ds.cli import app
 from z2all_ds.tokenizer import load_tokenizer
 
 
@@ -45,7 +48,7 @@ def test_a_sentencepiece_tokenizer_is_trained_imported_and_reported(texts: Path,
     first, *domains, last = answer.stdout.splitlines()
     assert first == "spm: 342 ids"
     assert [line.split(":")[0] for line in domains] == ["en", "zh"]
-    assert last == "for a model with this tokenizer: model.vocab_size=640"
+    assert last == "for a model with this tokenizer: model.vocab_size=auto"
 
     arguments = ("--special-start", "400", "--special", "<|PAD|>=500", "--strict")
     answer = z2all("tokenizer", "import", "spm/sentencepiece.model", "--out", "imported", *arguments, cwd=tmp_path)
@@ -63,6 +66,21 @@ def test_a_sentencepiece_tokenizer_is_trained_imported_and_reported(texts: Path,
     answer = z2all("tokenizer", "report", "spm", "--corpus", inputs[0], cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
     assert "zh" in answer.stdout
+
+
+def test_names_in_reports_cannot_control_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = SimpleNamespace(
+        folder="out", size=9, text_vocab_size=8, bytes_per_token={"a\x1b[2J": 1.0}, special_ids={"<\x1b[2J>": 8}
+    )
+    split = SimpleNamespace(train={"a\x1b[2J": (1, 2)}, validation={}, warnings=[])
+    adopted = SimpleNamespace(domains={"a\x1b[2J": (1, 2)}, shards=[])
+    monkeypatch.setattr("z2all_ds.tokenizer.train_tokenizer", lambda *_, **__: report)
+    monkeypatch.setattr("z2all_ds.tokenizer.import_tokenizer", lambda *_, **__: report)
+    monkeypatch.setattr("z2all_ds.corpus.split.split_corpus", lambda *_: split)
+    monkeypatch.setattr("z2all_ds.corpus.adopt.adopt_corpus", lambda *_, **__: adopted)
+    for verb in ("tokenizer train", "tokenizer import", "corpus split", "corpus adopt"):
+        done = CliRunner().invoke(app, [*verb.split(), "in", *(["--out", "out"] if verb != "corpus adopt" else [])])
+        assert done.exit_code == 0 and "\x1b" not in done.output and "\\x1b[2J" in done.output, (verb, done.output)
 
 
 def test_bench_measures_the_default_trainers(texts: Path, tmp_path: Path) -> None:
@@ -83,7 +101,8 @@ def test_bench_measures_the_default_trainers(texts: Path, tmp_path: Path) -> Non
         (["train", "EN", "--out", "t", "--algorithm", "wordpiece"], 2, "ConfigError: algorithm 'wordpiece': "),
         (["train", "EN", "--out", "t", "--weights", "fr=1"], 2, "ConfigError: weight of 'fr': no such domain"),
         (["train", "EN", "--out", "t", "--weights", "en"], 2, "ConfigError: weights 'en': "),
-        (["train", "EN", "--out", "t", "--vocab-size", "100"], 2, "ConfigError: text_vocab_size 100: "),
+        (["train", "EN", "--out", "t", "--vocab-size", "100"], 2, "ConfigError: vocabulary size 100: "),
+        (["train", "EN", "--out", "t", "--vocab-size", "9" * 20], 2, f"ConfigError: vocabulary size {'9' * 20}: "),
         (["import", "EN", "--out", "t"], 3, "DataError: "),
         (["import", "EN", "--out", "t", "--special", "PAD"], 2, "ConfigError: special 'PAD': not NAME=ID."),
     ],

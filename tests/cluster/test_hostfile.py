@@ -1,5 +1,6 @@
 """Tests of the strict hostfile parser, which agrees with DeepSpeed on valid files and names the line of an error."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -99,3 +100,9 @@ def test_any_text_is_parsed_or_refused_cleanly(text: str) -> None:
         return
     assert found
     assert all(slots >= 1 for slots in found.values())
+
+
+def test_a_fifo_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "hosts")
+    with pytest.raises(ClusterError, match="cannot be read \\(not a regular file"):
+        read_nodes(tmp_path / "hosts")

@@ -107,3 +107,28 @@ def test_any_text_is_read_or_refused_cleanly(text: str) -> None:
     except ClusterError:
         return
     assert all(node.slots >= 1 for node in found)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        r'ssh: {user: "bob\n    ProxyCommand touch X"}',
+        r'ssh: {user: "bob\n"}',
+        "ssh: {user: -oProxyCommand=x}",
+        r'ssh: {address: "a\n    ProxyCommand touch X"}',
+        "ssh: {address: -x}",
+        "outside: {address: a b}",
+        "inside: {address: $(x)}",
+        r'ssh: {key: "id\n    ProxyCommand touch X"}',
+        r'ssh: {key: "a\" b"}',
+        r'ssh: {key: "a\\"}',
+        "python: -c",
+        r'python: "a\nb"',
+        "interface: eth0;x",
+        r'environment: {A: "\0"}',
+    ],
+)
+def test_no_value_can_begin_another_setting_or_option(setting: str) -> None:
+    """Values go into ssh configs and command lines."""
+    with pytest.raises(ClusterError, match=r"f.yaml, line 1: nodes\.n1\."):
+        parse_nodes_text(f"nodes: {{n1: {{slots: 1, {setting}}}}}", "f.yaml")

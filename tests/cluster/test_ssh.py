@@ -1,5 +1,7 @@
 """Tests of connections to nodes with a real sshd, and of the kinds of failures."""
 
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,9 +10,10 @@ import pytest
 
 from tests.helpers import node_lab
 from tests.helpers.command import ROOT
+from tests.helpers.own_sshd import own_sshd, why_no_sshd
 from tests.helpers.ssh_server import make_key
 from z2all_ds.cluster.nodes import Node, SshAccess
-from z2all_ds.cluster.ssh import config_text
+from z2all_ds.cluster.ssh import config_text, module_command, start_module
 
 ASK = """
 import os, sys
@@ -34,6 +37,33 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[node_lab.No
         pytest.skip(node_lab.why_no_lab())
     with node_lab.node_lab(tmp_path_factory.mktemp("lab"), 2) as nodes:
         yield nodes
+
+
+@pytest.mark.skipif(bool(why_no_sshd()), reason=why_no_sshd())
+def test_a_signal_to_every_process_does_not_end_a_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with own_sshd(tmp_path) as server:
+        monkeypatch.setenv("PATH", server.path_variable)
+        node = Node(name="far", slots=1)
+        connection = start_module(node, tmp_path / "ssh_config", str(tmp_path), "z2all_ds.cluster.agents.agent")
+        try:
+            for number in ("connected", signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+                if isinstance(number, signal.Signals):
+                    connection.process.send_signal(number)
+                connection.send({"id": 0, "do": "sees_marker", "with": {"folder": str(tmp_path), "name": "key"}})
+                answer = connection.receive(30)
+                assert answer == {"id": 0, "answer": True}, (number, list(connection.error_lines))
+            assert Path(f"/proc/{connection.process.pid}/comm").read_text() == "ssh\n"  # it and no shell
+        finally:
+            connection.close(10)
+        assert connection.process.returncode == 0  # by the end of its stdin
+
+
+def test_a_module_on_a_node_imports_nothing_from_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    *_, command = module_command(Node(name="n1", slots=1), tmp_path / "ssh_config", "/shared", "a.module")
+    assert "PYTHONSAFEPATH=1 exec" in command
+    assert f"PYTHONPATH={ROOT}${{PYTHONPATH:+:$PYTHONPATH}}" in command
+    assert subprocess.run(["sh", "-n", "-c", command]).returncode == 0
 
 
 def asked(

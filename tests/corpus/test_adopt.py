@@ -10,12 +10,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers.command import one_line, z2all
+from tests.helpers.parquet_footers import with_false_size
 from tests.helpers.stores import FlakyStore, flaky_store, put
 from z2all_ds.base.errors import ConfigError, DataError, MachineError
 from z2all_ds.base.storage import folders, open_folder
 from z2all_ds.corpus import adopt as adopt_module
+from z2all_ds.corpus import shard_check
 from z2all_ds.corpus.adopt import adopt_corpus, domain_of
+from z2all_ds.corpus.audit import audit_corpus
 from z2all_ds.corpus.executors import Executor
+from z2all_ds.corpus.forms import ReadLimits
 from z2all_ds.corpus.line_index import load_index
 from z2all_ds.corpus.manifest import MANIFEST_NAME, load_manifest
 from z2all_ds.corpus.reading.readers import open_domains
@@ -115,6 +119,15 @@ def test_hidden_and_temporary_files_are_ignored(tmp_path: Path, capsys: pytest.C
     assert "ignored 2 files that do not end in .jsonl or .parquet (README.md, f.csv)" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("num_files", "warns"), [(9, False), (10, True)])
+def test_many_files_with_a_domain_each_are_pointed_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], num_files: int, warns: bool
+) -> None:
+    fill(tmp_path, {f"book{number}.jsonl": jsonl(["a"]) for number in range(num_files)})
+    adopt_corpus(tmp_path, executor=HERE)
+    assert ("--domain NAME makes them one" in capsys.readouterr().err) == warns
+
+
 @pytest.mark.parametrize(
     ("name", "domain"),
     [
@@ -127,6 +140,12 @@ def test_hidden_and_temporary_files_are_ignored(tmp_path: Path, capsys: pytest.C
         ("-1.jsonl", "-1"),
         ("v1.5-data.jsonl", "v1.5-data"),
         ("zh/web-0001.jsonl", "zh"),
+        ("train_00012.parquet", "train"),
+        ("part-00012-3f2504e0-4f89-11d3-9a0c-0305e82c3301-c000.snappy.parquet", "part"),
+        ("shard_12.jsonl", "shard"),
+        ("7.jsonl", "documents"),
+        ("000_00012.parquet", "documents"),
+        ("00012.parquet", "documents"),
         ("zh/a/b/c.parquet", "zh"),
     ],
 )
@@ -140,14 +159,127 @@ def test_all_files_can_be_put_into_one_domain(tmp_path: Path) -> None:
     assert sorted(texts_by_domain(tmp_path)["mix"]) == sorted(TEXTS)
 
 
-def test_a_custom_text_field_must_be_given(tmp_path: Path) -> None:
+def test_the_text_field_is_guessed_unless_it_is_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = {"a.jsonl": jsonl(["a", "b"], "text"), "b.parquet": parquet(["c"], "text")}
-    for name in files:
-        with pytest.raises(DataError, match=rf"{name}.*no field `content`; its fields are: n, text\. .*--text-field"):
-            adopt_corpus(fill(tmp_path / name[0], {name: files[name]}), executor=HERE)
-        assert not (tmp_path / name[0] / MANIFEST_NAME).exists()
-    adopt_corpus(tmp_path, "text", executor=HERE)
+    assert adopt_corpus(fill(tmp_path, files), executor=HERE).text_field == "text"
+    assert "the text is in the field `text`" in capsys.readouterr().err
     assert texts_by_domain(tmp_path) == {"a": ["a", "b"], "b": ["c"]}
+    for field in ("words", "content"):
+        for name in files:
+            folder = tmp_path / field / name[0]
+            raw = jsonl(["a"], "words") if name == "a.jsonl" else parquet(["a"], "words")
+            if field == "words":
+                adopt_corpus(fill(folder, {name: raw}), field, executor=HERE)
+            else:
+                with pytest.raises(DataError, match=rf"{name}.*no field `content`; its fields are: n, words"):
+                    adopt_corpus(fill(folder, {name: raw}), executor=HERE)
+                assert not (folder / MANIFEST_NAME).exists()
+
+
+def test_files_with_only_a_number_as_their_name_are_one_domain(tmp_path: Path) -> None:
+    files = {f"00{number}_0000{number}.parquet": parquet([TEXTS[number]], "text") for number in range(3)}
+    manifest = adopt_corpus(fill(tmp_path / "fineweb", files), executor=HERE)
+    assert list(manifest.domains) == ["fineweb"]
+    assert [shard.text_bytes for shard in manifest.shards] == [len(text.encode()) for text in TEXTS[:3]]
+
+
+BAD_LINES = b'{"content": "ok", "other": "\\ud800"}\n{"content": null}\nbroken\n{"n": 1}\n{"content": "\\ud800"}\n'
+
+
+def test_records_without_a_valid_text_are_found_at_adoption(tmp_path: Path) -> None:
+    fill(tmp_path, {"a.jsonl": BAD_LINES, "b.jsonl": jsonl(["b"])})
+    with pytest.raises(DataError, match=r"a\.jsonl, record 1: .*NoneType; 4 of 5 records are invalid.*--on-error skip"):
+        adopt_corpus(tmp_path, executor=HERE)
+    assert not (tmp_path / MANIFEST_NAME).exists()
+    manifest = adopt_corpus(tmp_path, executor=HERE, on_error="skip")
+    assert [(shard.documents, shard.text_bytes) for shard in manifest.shards] == [(5, 2), (1, 1)]
+    assert open_domains(tmp_path, manifest)["a"].read(0) == "ok"  # half a surrogate in another field does not matter
+    with pytest.raises(DataError, match=r"record 0: .*; 1 of 1 records are invalid\. Remove the file, .*--text-field"):
+        adopt_corpus(fill(tmp_path / "all", {"c.jsonl": b"x\n"}), executor=HERE, on_error="skip")
+
+
+@pytest.mark.parametrize(
+    ("first", "rule"),
+    [
+        (b'{"n": 0, "text": null}', "`text` must be a string and is NoneType"),
+        (b'{"n": 0}', "has no field `text`; its fields are: n"),
+        (b"", "the line is empty"),
+        (b"[1]", "a record must be a JSON object"),
+        (b'{"text": "cut', "the line is not JSON in UTF-8 (Invalid control character at: line 1 column 14 (char 13))"),
+    ],
+)
+def test_a_file_is_adopted_without_its_first_record_if_that_is_asked_for(
+    tmp_path: Path, first: bytes, rule: str
+) -> None:
+    fill(tmp_path, {"a.jsonl": first + b"\n" + jsonl(["x", "y"], "text")})
+    with pytest.raises(DataError) as caught:
+        adopt_corpus(tmp_path, executor=HERE)
+    assert caught.value.what.endswith("a.jsonl, record 0")
+    assert caught.value.rule == f"{rule}; 1 of 3 records are invalid"
+    assert caught.value.fix.endswith("or accept them: --on-error skip.")
+    manifest = adopt_corpus(tmp_path, executor=HERE, on_error="skip")
+    assert (manifest.text_field, manifest.shards[0].documents, manifest.shards[0].text_bytes) == ("text", 3, 2)
+    report = audit_corpus(tmp_path)
+    assert report.problems == (f"a.jsonl, record 0: {rule}",)
+    assert report.fix == "Repair the records and adopt the files again, or read them with data.on_bad_record=skip."
+    fill(tmp_path, {"b.jsonl": b""})
+    assert audit_corpus(tmp_path).fix == "Build or adopt it again."
+
+
+def test_a_file_without_a_record_or_the_field_is_refused_before_it_is_read_completely(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adopt_module, "check_shard", None)
+    with pytest.raises(DataError, match=r"record 0: the line is empty; no valid record up to line 100"):
+        adopt_corpus(fill(tmp_path / "a", {"a.jsonl": b"\n" * 101}), executor=HERE)
+    with pytest.raises(DataError, match=r"record 0: has no field `words`; its fields are: n, text\. Give the field"):
+        adopt_corpus(fill(tmp_path / "b", {"b.jsonl": b"\n" + jsonl(["x"], "text")}), "words", executor=HERE)
+
+
+def test_adopted_corpora_are_audited(tmp_path: Path) -> None:
+    files = {"a.jsonl": jsonl(["a", "b"]), "b.parquet": parquet(["c", "d\ufffd"])}
+    adopt_corpus(fill(tmp_path, files), executor=HERE)
+    report = audit_corpus(tmp_path)
+    assert (report.ok, report.documents, report.shards) == (True, 4, 2)
+    assert "contain U+FFFD" in report.warnings[0]
+    fill(tmp_path, {"a.jsonl": jsonl(["a", "x"]), "c.parquet": parquet(["e"])})
+    fill(tmp_path, {"b.parquet": parquet(["c", None])})  # type: ignore[list-item]
+    problems = "\n".join(audit_corpus(tmp_path).problems)
+    for words in ("a.jsonl: its SHA-256 differs", "b.parquet, record 1: `content` is null", "c.parquet: not in the"):
+        assert words in problems
+    (tmp_path / "a.jsonl").unlink()
+    os.mkfifo(tmp_path / "a.jsonl")
+    assert any("not a regular file" in problem for problem in audit_corpus(tmp_path).problems)
+
+
+def test_adopted_parquet_that_expands_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_check, "ReadLimits", lambda: ReadLimits(expansion_allowance_bytes=2**20))
+    bomb = parquet(["x" * 100_000] * 100, dictionary_pagesize_limit=10**9, compression="zstd")
+    with pytest.raises(DataError, match=r"x\.parquet: expands to"):
+        adopt_corpus(fill(tmp_path, {"x.parquet": bomb}), executor=HERE)
+
+
+def test_adopted_parquet_cannot_hide_its_size_in_its_footer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_check, "ReadLimits", lambda: ReadLimits(expansion_allowance_bytes=2**20))
+    bomb = parquet(["x" * 3 * 2**20], use_dictionary=False, compression="zstd")
+    with pytest.raises(DataError, match=r"x\.parquet: expands to 3,\d+,\d+ bytes"):
+        adopt_corpus(fill(tmp_path, {"x.parquet": with_false_size(bomb)}), executor=HERE)
+
+
+def test_links_and_fifos_are_not_adopted_silently(tmp_path: Path) -> None:
+    fill(tmp_path, {"outside.jsonl": jsonl(["secret"]), "c/a.jsonl": jsonl(["a"])})
+    (tmp_path / "c/b.jsonl").symlink_to(tmp_path / "outside.jsonl")
+    with pytest.raises(DataError, match=r"b\.jsonl: leads out of .*--follow-links"):
+        adopt_corpus(tmp_path / "c", executor=HERE)
+    adopt_corpus(tmp_path / "c", executor=HERE, follow_links=True)
+    (tmp_path / "c/b.jsonl").unlink()
+    (tmp_path / "c/b.jsonl").symlink_to("nowhere")
+    with pytest.raises(DataError, match=r"b\.jsonl: cannot be read \(No such file"):
+        adopt_corpus(tmp_path / "c", executor=HERE, replace=True)
+    (tmp_path / "c/b.jsonl").unlink()
+    os.mkfifo(tmp_path / "c/b.jsonl")
+    with pytest.raises(DataError, match=r"b\.jsonl: not a regular file"):
+        adopt_corpus(tmp_path / "c", executor=HERE, replace=True)
 
 
 def test_an_existing_manifest_is_kept(tmp_path: Path) -> None:
@@ -172,14 +304,14 @@ def test_compressed_files_are_refused(tmp_path: Path, name: str) -> None:
     [
         ({"a.txt": b"x"}, r"contains no file that ends in \.jsonl or \.parquet"),
         ({"a.jsonl": b""}, "contain no documents"),
-        ({"a.jsonl": jsonl(["a", "b"]) + b"\n"}, r"a\.jsonl, record 2: the file has 1 empty lines.*sed -i"),
-        ({"a.jsonl": b"\r\n" + jsonl(["a"])}, r"a\.jsonl, record 0: the line is not JSON"),
+        ({"a.jsonl": jsonl(["a", "b"]) + b"\n"}, r"a\.jsonl, record 2: the line is empty; 1 of 3 records"),
+        ({"a.jsonl": b"\r\n" + jsonl(["a"])}, r"a\.jsonl, record 0: the line is empty"),
         ({"a.jsonl": b"plain text\n"}, r"a\.jsonl, record 0: the line is not JSON"),
         ({"a.jsonl": b"[1]\n"}, r"a\.jsonl, record 0: a record must be a JSON object"),
         ({"a.jsonl": b'{"content": 1}\n'}, r"a\.jsonl, record 0: `content` must be a string and is int"),
         ({"a.parquet": b"PAR1 not really PAR1"}, r"a\.parquet: .*(Parquet|cannot be read)"),
         ({"a.parquet": b""}, r"a\.parquet: .*(Parquet|cannot be read)"),
-        ({"a.parquet": parquet(["a", None, "c"])}, r"a\.parquet: 1 of 3 rows have no `content`"),  # type: ignore[list-item]
+        ({"a.parquet": parquet(["a", None, "c"])}, r"a\.parquet, record 1: `content` is null; 1 of 3 records"),  # type: ignore[list-item]
     ],
 )
 def test_unreadable_files_are_refused(tmp_path: Path, files: dict[str, bytes], words: str) -> None:
@@ -189,7 +321,7 @@ def test_unreadable_files_are_refused(tmp_path: Path, files: dict[str, bytes], w
 
 
 def test_invalid_arguments_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"none: cannot be read \(No such file"):
+    with pytest.raises(DataError, match=r"none: no such folder\. Correct the path\."):
         adopt_corpus(tmp_path / "none", executor=HERE)
     with pytest.raises(ConfigError, match="domain: is an empty name"):
         adopt_corpus(tmp_path, domain="", executor=HERE)
@@ -228,7 +360,7 @@ def read_only(*_: object, **__: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "verb", [["audit"], ["stats"], ["sample"], ["split", "--out", "sides"], ["convert", "generic", "x.txt", "--out"]]
+    "verb", [["stats"], ["sample"], ["split", "--out", "sides"], ["convert", "generic", "x.txt", "--out"]]
 )
 def test_commands_that_need_records_refuse_adopted_files(tmp_path: Path, verb: list[str]) -> None:
     fill(tmp_path / "c", {"web.jsonl": jsonl(["one", "two"], "body")})
@@ -237,15 +369,15 @@ def test_commands_that_need_records_refuse_adopted_files(tmp_path: Path, verb: l
     before = (tmp_path / "c" / MANIFEST_NAME).read_bytes()
     arguments = [*verb, "c"] if verb[0] == "convert" else [verb[0], "c", *verb[1:]]
     done = z2all("corpus", *arguments, cwd=tmp_path)
-    assert "this needs records, but its files were adopted" in one_line(done, 3)
+    assert "needs shards made by `corpus convert`, but this corpus was adopted. Convert" in one_line(done, 3)
     assert (tmp_path / "c" / MANIFEST_NAME).read_bytes() == before
 
 
 def test_the_adopt_command_adopts_files_and_prints_the_domains(tmp_path: Path) -> None:
     fill(tmp_path / "raw", {"zh/a.jsonl": jsonl(TEXTS, "text"), "en.parquet": parquet(["a"], "text")})
-    answer = z2all("corpus", "adopt", tmp_path / "raw", cwd=tmp_path)
-    assert "has no field `content`" in one_line(answer, DataError.exit_code)
-    answer = z2all("corpus", "adopt", tmp_path / "raw", "--text-field", "text", "--workers", "2", cwd=tmp_path)
+    answer = z2all("corpus", "adopt", tmp_path / "raw", "--text-field", "words", cwd=tmp_path)
+    assert "has no field `words`" in one_line(answer, DataError.exit_code)
+    answer = z2all("corpus", "adopt", tmp_path / "raw", "--workers", "2", cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
     size = os.stat(tmp_path / "raw/zh/a.jsonl").st_size
     lines = answer.stdout.splitlines()
@@ -253,3 +385,18 @@ def test_the_adopt_command_adopts_files_and_prints_the_domains(tmp_path: Path) -
     assert lines[1:] == [f"zh: 20 documents, {size / 1024:.1f} KiB in 1 shards"]
     assert "adopt: " in answer.stderr
     assert texts_by_domain(tmp_path / "raw") == {"en": ["a"], "zh": TEXTS}
+
+
+def test_any_damaged_byte_of_a_parquet_file_is_a_one_line_error(tmp_path: Path) -> None:
+    """Such as a reference to a text that is not in the dictionary, or a byte of a column's name."""
+    path = tmp_path / "rows.parquet"
+    whole, rules = parquet(["one", "two", "three"] * 3, "text", compression="none", write_statistics=False), set()
+    for position in range(len(whole)):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0x81]) + whole[position + 1 :])
+        for field in ("text", None):
+            try:
+                adopt_corpus(tmp_path, field, executor=HERE, on_error="skip", replace=True)
+                texts_by_domain(tmp_path)
+            except DataError as error:
+                rules.add(error.rule)
+    assert any("out of bounds" in rule for rule in rules), rules

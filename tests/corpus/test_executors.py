@@ -149,3 +149,37 @@ def test_an_error_on_ray_ends_the_other_tasks(tmp_path: Path) -> None:
     while Path(f"/proc/{pid}").exists():
         assert time.monotonic() < deadline, "a task is still running"
         time.sleep(0.1)
+
+
+INTERRUPTED = """
+import time
+from z2all_ds.corpus import Executor
+try:
+    list(Executor(2).run(time.sleep, [60, 60]))
+except KeyboardInterrupt:
+    raise SystemExit(130)
+"""
+
+
+def test_ctrl_c_while_the_workers_still_start_shows_no_traceback() -> None:
+    def importing_workers() -> int:
+        """Return how many workers have begun to import modules."""
+        count = 0
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                is_worker = parent == process.pid and b"spawn_main" in (entry / "cmdline").read_bytes()
+                count += is_worker and "lib-dynload" in (entry / "maps").read_text()
+            except OSError:  # ended in the meantime
+                continue
+        return count
+
+    command = [sys.executable, "-c", INTERRUPTED]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    with ended(process):
+        while importing_workers() < 2:
+            assert process.poll() is None
+            time.sleep(0.005)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (130, "")

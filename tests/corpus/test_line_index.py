@@ -170,6 +170,29 @@ def test_the_index_of_a_growing_shard_is_not_stored(folder: Folder, tmp_path: Pa
     assert not (tmp_path / ".x.jsonl.idx").exists()
 
 
+@pytest.mark.parametrize(("more", "lines"), [(-3, 4), (3, 6), (40, 43)])
+def test_the_scan_ends_at_the_size_of_the_shard(
+    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: int, lines: int
+) -> None:
+    """Nothing is read beyond it; and the index is complete if the shard has grown or shrunk."""
+    stamp, real, ranges = folder.stamp("x.jsonl"), folder.read_range, []
+
+    def read_range(name: str, begin: int, end: int) -> bytes:
+        ranges.append((begin, end))
+        return real(name, begin, end)
+
+    monkeypatch.setattr(folder, "read_range", read_range)
+    assert build_index(folder, "x.jsonl", stamp).stamp == stamp
+    assert ranges == [(0, stamp.size)]
+    monkeypatch.undo()
+    content = CONTENT[:more] if more < 0 else CONTENT + b"\n" * more
+    (tmp_path / "x.jsonl").write_bytes(content)
+    (tmp_path / ".x.jsonl.idx").unlink()
+    index = build_index(folder, "x.jsonl", stamp)
+    assert (index.stamp.size, index.num_lines) == (len(content), lines)
+    assert not (tmp_path / ".x.jsonl.idx").exists()
+
+
 def test_several_threads_can_write_the_same_index(folder: Folder, tmp_path: Path) -> None:
     stamp, found = folder.stamp("x.jsonl"), []
     threads = [threading.Thread(target=lambda: found.append(build_index(folder, "x.jsonl", stamp))) for _ in range(8)]

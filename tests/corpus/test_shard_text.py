@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from z2all_ds.base.errors import DataError
+from z2all_ds.base.errors import BadRecordError, DataError
 from z2all_ds.base.storage import open_folder
 from z2all_ds.corpus.shard_text import check_text_column, open_parquet, text_columns, text_of_line
 
@@ -29,7 +29,8 @@ def test_the_text_field_of_a_line_is_returned(line: bytes, text: str) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (b"\n", "not JSON in UTF-8"),
+        (b"\n", "the line is empty"),
+        ('{"t": "a"}\n'.encode("utf-16"), r"the line is not UTF-8 \(it begins with a UTF-16 mark\)"),
         (b"{", "not JSON in UTF-8"),
         (b'{"t": "\xff"}', "not JSON in UTF-8"),
         (b"[" * 100_000, "not JSON in UTF-8"),
@@ -42,8 +43,9 @@ def test_the_text_field_of_a_line_is_returned(line: bytes, text: str) -> None:
     ],
 )
 def test_lines_without_a_valid_text_field_are_refused(line: bytes, words: str) -> None:
-    with pytest.raises(DataError, match=f"^x, record 7: .*{words}"):
+    with pytest.raises(BadRecordError, match=f"^x, record 7: .*{words}") as caught:
         text_of_line(line, "t", "x, record 7")
+    assert caught.value.fix.endswith("data.on_bad_record=skip in a run, else --on-bad-record skip.")
 
 
 def test_the_text_column_of_a_parquet_file_is_checked_and_found_in_each_row_group(tmp_path: Path) -> None:

@@ -173,12 +173,15 @@ def test_a_failed_split_leaves_no_files(corpus: Path, tmp_path: Path) -> None:
     split_corpus(before, tmp_path / "out", 0.1)
 
 
-def test_leftovers_of_a_killed_split_are_removed(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    left = tmp_path / ".out.split.tmp" / "train"
-    left.mkdir(parents=True)
-    (left / "zh-00099.jsonl").write_text("half")
+def test_a_split_into_a_relative_path(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     split_corpus(corpus, "out", 0.1)
-    assert not left.exists()
     assert audit_corpus(tmp_path / "out" / "train").ok
     assert os.getcwd() == str(tmp_path)
+
+
+def test_a_fifo_instead_of_the_marker_is_refused(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    os.mkfifo(tmp_path / "out" / "SPLIT.json")
+    with pytest.raises(ConfigError, match="exists and is not empty"):
+        split_corpus(corpus, tmp_path / "out", 0.1)

@@ -4,6 +4,7 @@ import hashlib
 import json
 import random
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -14,9 +15,12 @@ TOKENS_PER_DOCUMENT_MAX = 1000
 
 
 class SpanTokenizer:
-    """A tokenizer that reads the text "number length" as tokens number * 1000 + 1 to + length; 0 is <|endoftext|>."""
+    """A tokenizer that reads the text "number length" as tokens number * 1000 + 1 to + length; 0 is <|endoftext|>. An
+    empty text has no tokens."""
 
     eot_id = 0
+    begins_texts: ClassVar = False
+    model_token_ids: ClassVar = {"bos_token_id": 7, "eos_token_id": 0, "pad_token_id": 0}
 
     def __init__(self, fingerprint: str = "spans") -> None:
         self.fingerprint = fingerprint
@@ -25,7 +29,7 @@ class SpanTokenizer:
         return [self._encode(text) for text in texts]
 
     def _encode(self, text: str) -> list[int]:
-        number, length = (int(part) for part in text.split())
+        number, length = (int(part) for part in text.split() or (0, 0))
         return list(range(number * TOKENS_PER_DOCUMENT_MAX + 1, number * TOKENS_PER_DOCUMENT_MAX + 1 + length))
 
 

@@ -1,19 +1,24 @@
 """Tests for lanes: every token appears once per epoch with both packers, and a lane resumes from any cursor."""
 
 from collections import defaultdict
-from itertools import pairwise
+from dataclasses import replace
+from itertools import islice, pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.data.corpus_maker import SpanTokenizer, document_tokens, open_stream, write_corpus
+from tests.data.corpus_maker import SpanTokenizer, assert_same, document_tokens, open_stream, write_corpus
+from tests.data.tokens.text_corpora import write_text_corpus
 from z2all_ds.base.errors import DataError
-from z2all_ds.data import StageSpec, documents
+from z2all_ds.corpus.manifest import load_manifest, write_manifest
+from z2all_ds.data import StageSpec, StreamSpec, documents
 from z2all_ds.data.data_plan import DataPlan, Lane
-from z2all_ds.data.documents import DocumentSpan
+from z2all_ds.data.documents import DocumentSpan, mixture_sizes
 from z2all_ds.data.packing import Sample
 
 
@@ -133,7 +138,62 @@ def test_a_lane_resumes_from_any_cursor_across_a_change_of_sequence_length(
             assert sample[1:] == expected[1:]
             assert pieces == expected_pieces
             number += 1
-        state = [lane.cursor(domain) for domain in range(2)]
+        state = lane.cursors()
+
+
+class ByteTokenizer(SpanTokenizer):
+    """A tokenizer with one token per byte."""
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        return [list(text.encode()) for text in texts]
+
+
+VERY_DIFFERENT = {
+    "many": np.random.default_rng(4).lognormal(4, 1.3, 3000),
+    "some are longer than a part": np.minimum((np.random.default_rng(1).pareto(1.0, 300) + 1) * 150, 20_000),
+    "half as many as lanes": np.random.default_rng(4).lognormal(9, 1.3, 8),
+}
+
+
+@pytest.mark.parametrize("packing", ["cut", "best_fit"])
+@pytest.mark.parametrize("name", list(VERY_DIFFERENT))
+def test_after_three_epochs_of_tokens_every_document_was_read_three_times(
+    tmp_path: Path, name: str, packing: str
+) -> None:
+    """Up to the seam of each lane, with very different lengths."""
+    lengths = VERY_DIFFERENT[name].astype(int)
+    corpus = write_text_corpus(tmp_path, {"web": [["x" * length for length in lengths]]})
+    spec = StreamSpec(corpus, [StageSpec(64)], 3, 16, packing)
+    plan, sizes = DataPlan.open(spec, ByteTokenizer()), lengths + 1
+    lanes = [lane_of(plan, number) for number in range(16)]
+    read, padding, k = np.zeros(len(lengths)), 0, 0
+    for epochs in (1, 2, 3):
+        while k * 64 - padding < epochs * sizes.sum():
+            sample, pieces = with_pieces(lanes[k % 16], k, plan)
+            for piece in pieces:
+                read[piece.document_index] += piece.end - piece.start
+            padding, k = padding + sample.num_padding, k + 1
+        assert np.maximum(epochs * sizes - read, 0).sum() / sizes.sum() < 0.01
+    assert (read >= 2 * sizes).all()
+    assert (read <= 4 * sizes).all()
+
+
+def test_best_fit_divides_the_same_documents_after_a_change_of_later_stages(tmp_path: Path) -> None:
+    """A run continues with the longest sample that it began with."""
+    corpus = write_corpus(tmp_path, {"web": [300, 5, 170, 40] * 40})
+    longer = [StageSpec(16, samples=600), StageSpec(64)]
+    begun = open_stream(corpus, stages=[StageSpec(16, samples=600), StageSpec(32)], packing="best_fit")
+    samples = iter(begun)
+    for _ in range(300):
+        next(samples)
+    resumed = open_stream(corpus, stages=longer, packing="best_fit")
+    resumed.load_state_dict(begun.state_dict())
+    for sample, expected in islice(zip(resumed, samples, strict=False), 300):
+        assert_same(sample, expected)
+    assert resumed.state_dict()["longest_sample"] == 32
+    other = iter(open_stream(corpus, stages=longer, packing="best_fit"))
+    again = iter(open_stream(corpus, stages=[StageSpec(16, samples=600), StageSpec(32)], packing="best_fit"))
+    assert any(not np.array_equal(next(other)["input_ids"], next(again)["input_ids"]) for _ in range(600))
 
 
 def test_invalid_cursors_are_reported(tmp_path: Path) -> None:
@@ -141,7 +201,7 @@ def test_invalid_cursors_are_reported(tmp_path: Path) -> None:
     stage = plan.schedule.stage_of(0)
     with pytest.raises(DataError, match=r"position 5 in a block of domain 'web': the block has 5 documents"):
         Lane(plan, 0, [[0, 5, 0]]).next_sample(0, stage)
-    with pytest.raises(DataError, match=r"10000 tokens used of document \d+: the document has 6"):
+    with pytest.raises(DataError, match=r"document \d+: it had more than 10000 tokens and now has fewer"):
         Lane(plan, 0, [[0, 0, 10_000]]).next_sample(0, stage)
 
 
@@ -184,3 +244,33 @@ def test_the_number_of_documents_tokenized_together_does_not_change_samples(
         for (sample, pieces), (other, other_pieces) in zip(samples_of(plan, 60), expected, strict=True):
             assert sample.tokens.tolist() == other.tokens.tolist()
             assert (sample[1:], pieces) == (other[1:], other_pieces)
+
+
+def test_sizes_are_tokens_where_known_then_text_bytes_then_bytes_of_shards() -> None:
+    def sizes(**changes: int | None) -> dict[str, int]:
+        one: dict[str, Any] = {"num_tokens": 1, "text_bytes": 2, "num_bytes": 3}
+        return mixture_sizes({"a": SimpleNamespace(**one), "b": SimpleNamespace(**one | changes)})
+
+    assert sizes(num_tokens=10) == {"a": 1, "b": 10}
+    assert sizes(num_tokens=None, text_bytes=20) == {"a": 2, "b": 20}
+    assert sizes(num_tokens=None, text_bytes=None, num_bytes=30) == {"a": 3, "b": 30}
+
+
+def test_a_run_keeps_the_shares_that_it_began_with(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path, {"books": [5] * 10, "web": [5] * 30})
+    before = open_stream(corpus)  # by the bytes of the shards, as the manifest has no other sizes
+    next(iter(before))
+    state, shares = before.state_dict(), before.plan.schedule.stages[0].shares
+    manifest = load_manifest(corpus)
+    sizes = {"books": 90, "web": 10}
+    counted = tuple(replace(shard, text_bytes=sizes[shard.domain]) for shard in manifest.shards)
+    write_manifest(corpus, replace(manifest, shards=counted))
+    fresh = open_stream(corpus)
+    assert fresh.plan.schedule.stages[0].shares != shares
+    assert fresh.plan.describe_shares()[0].startswith("shares of tokens: books ")
+    older = {key: value for key, value in state.items() if key not in ("sizes", "begin_of_text")}
+    for saved in (state, older):
+        resumed = open_stream(corpus)
+        resumed.load_state_dict(saved)  # type: ignore[arg-type]
+        assert resumed.plan.schedule.stages[0].shares == shares
+        assert resumed.state_dict()["sizes"] == state["sizes"]

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.data import loader_ranks
-from tests.data.corpus_maker import as_arrays, assert_same, open_stream, small_corpus
+from tests.data.corpus_maker import as_arrays, assert_same, open_stream, small_corpus, write_corpus
 from tests.data.test_prefetch import prefetch_threads, wait_until
 from z2all_ds.base.errors import ConfigError, DataError, MachineError
 from z2all_ds.base.machine import free_port
@@ -58,6 +58,34 @@ def test_the_state_is_that_of_the_last_consumed_batch(corpus: Path) -> None:
                 next(samples)
             assert loader.state_dict() == plain.state_dict()
             assert loader.state_dict()["position"] == plain.state_dict()["position"] > 0
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_skipped_records_are_counted_when_their_samples_are_consumed(tmp_path: Path, num_workers: int) -> None:
+    corpus = write_corpus(tmp_path, {"clean": [7] * 12, "web": [7] * 12}, documents_per_shard=12)
+    (shard,) = corpus.glob("web*")
+    shard.write_bytes(shard.read_bytes().replace(b'"15 7"', b"null  ").replace(b'"20 7"', b"[0, 7]"))
+    # A sample of `web` is exactly one epoch: ten documents of eight tokens, and two bad ones of one token.
+    weights = {"clean": 0.5, "web": 0.5}
+    stream = open_stream(corpus, sequence_length=82, weights=weights, num_lanes=1, on_bad_record="skip")
+    found = []
+    with BatchLoader(stream, micro_batch_size=1, num_workers=num_workers) as loader:
+        for batch in itertools.islice(loader, 6):
+            domain = stream.domain_names[int(batch["domain_ids"][0, 0])]
+            assert stream.take_bad_records() == ({"web": 2} if domain == "web" else {})
+            found.append(domain)
+    assert sorted(found) == ["clean"] * 3 + ["web"] * 3
+
+
+def test_a_shard_that_differs_from_the_manifest_ends_the_batches(corpus: Path) -> None:
+    shard = sorted(corpus.glob("web*"))[0]
+    shard.write_bytes(shard.read_bytes().replace("题".encode(), "颗".encode()))
+    with BatchLoader(open_stream(corpus), micro_batch_size=5) as loader:
+        list(itertools.islice(loader, 40))
+    message = rf"{shard.name}: its SHA-256 differs from the manifest"
+    with BatchLoader(open_stream(corpus, verify_shards=True), micro_batch_size=5) as loader:
+        with pytest.raises(DataError, match=message):
+            wait_until(lambda: next(loader) is None)
 
 
 def test_a_returned_state_does_not_change_later(corpus: Path) -> None:

@@ -32,7 +32,7 @@ def test_a_batch_has_the_columns_written_out_here() -> None:
             [14, EOT, 21, 22, EOT, EOT, 31, 32], [41, 42, 43, 44, 45, 46, 47, EOT],
             [51, 52, EOT, 61, EOT, EOT, EOT, EOT],
         ],
-        "labels": [
+        "next_tokens": [
             [EOT, none, 22, EOT, none, none, 32, 33], [42, 43, 44, 45, 46, 47, EOT, none],
             [52, EOT, none, EOT, none, none, none, none],
         ],
@@ -61,9 +61,9 @@ def test_columns_agree_with_each_other(lengths: list[int], continues: bool, data
         assert batch["document_ids"][row].max() == len(lengths) - 1
         ends = np.cumsum(sample.piece_lengths) - 1
         without = ends[:-1] if continues else ends
-        np.testing.assert_array_equal(np.flatnonzero(batch["labels"][row] == NO_TARGET), without)
-        targets = batch["labels"][row] != NO_TARGET
-        np.testing.assert_array_equal(batch["labels"][row][targets], batch["input_ids"][row][targets] + 1)
+        np.testing.assert_array_equal(np.flatnonzero(batch["next_tokens"][row] == NO_TARGET), without)
+        targets = batch["next_tokens"][row] != NO_TARGET
+        np.testing.assert_array_equal(batch["next_tokens"][row][targets], batch["input_ids"][row][targets] + 1)
 
 
 @settings(max_examples=100, deadline=None)

@@ -79,3 +79,8 @@ def test_stage_and_skip_borders_must_be_multiples_of_the_world_size() -> None:
         schedule(skip=[(6, 16)]).check_world_size(4)
     with pytest.raises(ConfigError, match=r"stage '1' after 10 samples: .* the 4 ranks"):
         schedule(StageSpec(8, samples=10), StageSpec(8)).check_world_size(4)
+    schedule(StageSpec(8, samples=10), StageSpec(8), skip=[(0, 3), (21, 29)]).check_world_size(4, begin=17)
+    with pytest.raises(ConfigError, match=r"4 ranks, counted from sample 18 where the run continues.*Skip \[18, 30\)"):
+        schedule(skip=[(21, 29)]).check_world_size(4, begin=18)
+    with pytest.raises(ConfigError, match="counted from sample 7 where"):
+        schedule(StageSpec(8, samples=10), StageSpec(8)).check_world_size(4, begin=7)

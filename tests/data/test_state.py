@@ -9,7 +9,9 @@ import pytest
 
 from tests.data.corpus_maker import SpanTokenizer, as_arrays, open_stream, small_corpus, write_corpus
 from z2all_ds.base.errors import DataError
-from z2all_ds.data import PackedStream, StageSpec, merge_states
+from z2all_ds.data import PackedStream, StageSpec, data_plan, merge_states
+from z2all_ds.data.documents import RawDomain
+from z2all_ds.data.state import data_changes
 
 
 @pytest.fixture
@@ -32,13 +34,14 @@ def rank_states(corpus: Path, world_size: int, samples_per_rank: int) -> list[An
 def test_the_fields_of_an_initial_state(corpus: Path) -> None:
     state: Any = open_stream(corpus, rank=1, world_size=4, skip=[(8, 12)]).state_dict()
     assert state.pop("lanes") == {lane: [[0, 0, 0]] * 3 for lane in ("1", "5", "9")}
-    assert {name: documents for name, (documents, _) in state.pop("domains").items()} == {
+    assert {name: documents for name, (documents, _, _) in state.pop("domains").items()} == {
         "books": 5, "code": 40, "web": 90
     }  # fmt: skip
-    assert list(state["stage"].pop("shares")) == ["books", "code", "web"]
+    assert list(state["stage"].pop("shares")) == list(state.pop("sizes")) == ["books", "code", "web"]
     assert state == {
-        "version": 2, "position": 0, "num_lanes": 12, "seed": 3, "packing": "cut", "tokenizer_fingerprint": "spans",
-        "stage": {"name": "0", "sequence_length": 16}, "skip": [[8, 12]],
+        "version": 3, "position": 0, "num_lanes": 12, "seed": 3, "packing": "cut", "tokenizer_fingerprint": "spans",
+        "stage": {"name": "0", "sequence_length": 16}, "skip": [[8, 12]], "begin_of_text": False,
+        "longest_sample": 16,
     }  # fmt: skip
 
 
@@ -64,7 +67,7 @@ def test_the_state_is_small_with_256_lanes_late_in_a_run(tmp_path: Path, packing
     [
         ({"seed": 4}, ["seed was 3 and is 4", "start a new run"]),
         ({"packing": "best_fit"}, ["packing was cut and is best_fit", "start a new run"]),
-        ({"num_lanes": 24}, ["num_lanes was 12 and is 24", "start a new run"]),
+        ({"num_lanes": 24}, ["num_lanes was 12 and is 24", "Restore it (data.num_lanes=12)", "start a new run"]),
         ({"sequence_length": 32}, ["sequence_length was 16 and is 32", "data.allow_change=true"]),
         (
             {"weights": {"web": 1.0}},
@@ -95,14 +98,45 @@ def test_a_changed_tokenizer_is_never_allowed(corpus: Path) -> None:
 @pytest.mark.parametrize("change", [{"seed": 4}, {"num_lanes": 24}, {"packing": "best_fit"}])
 def test_allow_data_change_does_not_allow_other_changes(corpus: Path, change: dict) -> None:
     (state,) = rank_states(corpus, 1, 5)
-    with pytest.raises(DataError, match="Restore it to continue"):
+    with pytest.raises(DataError, match=r"Restore it .*to continue"):
         open_stream(corpus, **change).load_state_dict(state, allow_data_change=True)
 
 
 def test_states_of_other_versions_are_refused(corpus: Path) -> None:
     (state,) = rank_states(corpus, 1, 5)
-    with pytest.raises(DataError, match="data state of version 1: this package continues from version 2"):
+    with pytest.raises(DataError, match="data state of version 1: this package continues from versions 2 and 3"):
         open_stream(corpus).load_state_dict(state | {"version": 1})
+
+
+def as_version_2(state: Any) -> Any:
+    """Return a state as earlier versions wrote it."""
+    domains = {name: identity[:2] for name, identity in state["domains"].items()}
+    return json.loads(json.dumps(state | {"version": 2, "domains": domains}))
+
+
+@pytest.mark.parametrize("packing", ["cut", "best_fit"])
+def test_a_run_of_an_earlier_version_continues_under_its_order(corpus: Path, packing: str) -> None:
+    old = open_stream(corpus, packing=packing, even_epochs=False)
+    consume(old, 30)
+    resumed = open_stream(corpus, packing=packing)
+    resumed.load_state_dict(as_version_2(old.state_dict()))
+    expected = consume(old, 60)
+    assert consume(resumed, 60) == expected != consume(open_stream(corpus, packing=packing), 90)[30:]
+    again = open_stream(corpus, packing=packing)  # its own states say so too
+    again.load_state_dict(resumed.state_dict())
+    assert consume(again, 60) == consume(old, 60)
+
+
+def test_tokens_without_document_sizes_cannot_continue_an_even_order(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_plan, "COUNTED_BYTES", 0)
+    (state,) = rank_states(corpus, 1, 5)
+    monkeypatch.setattr(RawDomain, "has_sizes", False)
+    with pytest.raises(
+        DataError, match=r"'code' has tokens of an earlier version \(`z2all corpus tokenize --replace`\)"
+    ):
+        open_stream(corpus).load_state_dict(state)
 
 
 def test_a_changed_corpus_is_refused_unless_allowed(tmp_path: Path) -> None:
@@ -119,6 +153,8 @@ def test_a_changed_corpus_is_refused_unless_allowed(tmp_path: Path) -> None:
     after = stream.state_dict()
     assert after["position"] == 60
     assert list(after["domains"]) == ["a", "b", "d"]
+    assert all(word in "; ".join(data_changes(state, after)) for word in words[:-1])  # the words of the error
+    assert data_changes(after, stream.state_dict()) == []
     for lane, cursors in state["lanes"].items():
         assert after["lanes"][lane] == [cursors[0], [0, 0, 0], [0, 0, 0]]
     consume(stream, 24)
@@ -182,9 +218,3 @@ def test_a_rank_may_load_its_own_unmerged_state_but_not_that_of_another_rank(cor
     open_stream(corpus, 1, 3).load_state_dict(state)
     with pytest.raises(DataError, match="merge_states"):
         open_stream(corpus, 0, 3).load_state_dict(state)
-
-
-def test_the_world_size_must_divide_the_consumed_samples(corpus: Path) -> None:
-    (state,) = rank_states(corpus, 1, 14)
-    with pytest.raises(DataError, match=r"world_size=4: it must divide the 14 samples .* world sizes: 1, 2\."):
-        open_stream(corpus, 0, 4).load_state_dict(state)

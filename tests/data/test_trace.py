@@ -1,13 +1,17 @@
 """Tests for tracing: the documents of a sample are found from the start or from any earlier state."""
 
+import json
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.data.corpus_maker import open_stream, small_corpus
-from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.config import load_run_config
+from z2all_ds.base.errors import ConfigError, DataError
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.data import StageSpec
-from z2all_ds.data.trace import trace_sample
+from z2all_ds.data.trace import _states, drop_states_after, keep_state, trace_sample, trained_samples
 
 STAGES = (StageSpec(16, samples=96), StageSpec(24, {"books": 1.0, "web": 1.0}))
 
@@ -61,3 +65,35 @@ def test_the_reported_progress_adds_up_to_the_sample_number(tmp_path: Path) -> N
 def test_a_negative_sample_number_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="sample -1: samples are numbered from 0"):
         trace_sample(open_stream(small_corpus(tmp_path)).plan, -1)
+
+
+def test_the_samples_of_a_step_are_the_recorded_ones_also_if_the_batch_has_changed(tmp_path: Path) -> None:
+    folder, run = RunFolder(tmp_path), load_run_config(None, ["train.steps=4", "train.global_batch=8"])
+    plan = open_stream(small_corpus(tmp_path / "corpus"), skip=[(12, 14)]).plan
+    positions = {1: 8, 2: 18, 3: 20}  # a batch of 8, then of 2 samples; two are skipped in the second step
+    lines = [json.dumps({"step": step, "data_position": position}) for step, position in positions.items()]
+    folder.metrics.write_text("\n".join([*lines, "damaged", ""]))
+    assert trained_samples(folder, run, plan, 1) == list(range(8))
+    assert trained_samples(folder, run, plan, 2) == [8, 9, 10, 11, 14, 15, 16, 17]
+    assert trained_samples(folder, run, plan, 3) == [18, 19]
+    assert len(trained_samples(folder, run, plan, 4)) == 8  # not recorded yet: as the config says
+
+
+def test_files_with_other_names_next_to_the_data_states_are_left_alone(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for step in (4, 8):
+        keep_state(folder, step, {"position": step}, pytest.fail)
+    notes = [folder.data_states / name for name in ("step_notes.json", "step_9.json", "step_00000009.json.bak")]
+    for path in notes:
+        path.write_text("{}")
+    drop_states_after(folder, 4)
+    assert folder.data_state_files() == {4: folder.data_states / "step_00000004.json"}
+    assert all(path.exists() for path in notes)
+
+
+def test_a_pipe_in_place_of_a_data_state_is_one_line(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.data_states.mkdir()
+    os.mkfifo(folder.data_states / "step_00000003.json")
+    with pytest.raises(DataError, match=r"step_00000003\.json"):
+        _states(folder)

@@ -1,6 +1,7 @@
 """Tests for generation, compared with `generate` of transformers: prompts, batches, streams, stop strings and chats."""
 
 import json
+import os
 import re
 import shutil
 from copy import deepcopy
@@ -24,7 +25,6 @@ from z2all_ds.evaluate.prompts import (
     is_chat,
     read_prompts,
     with_answers,
-    write_answers,
 )
 
 PROMPTS = ["def add(a, b):\n    return", "今天", "import os"]
@@ -235,7 +235,8 @@ def test_invalid_chats_are_refused(loaded: LoadedModel) -> None:
     with pytest.raises(
         ConfigError, match=r"^the chat template: rejects this conversation \(a message must not contain"
     ):
-        Generator(loaded, GREEDY, chat=True).ids_of("<|im_end|>")
+        Generator(loaded, GREEDY, chat=True, control_tokens=True).ids_of("<|im_end|>")
+    assert Generator(loaded, GREEDY, chat=True).ids_of("<|im_end|>").count(1004) == 1  # the template's own
 
 
 # Settings and prompt files
@@ -272,8 +273,7 @@ def test_prompt_files_are_read_and_answers_are_written(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
     assert read_prompts(str(tmp_path / "a.jsonl")) == records
     answers = [Answer(record["prompt"], "好", CUT, 1, n) for record in records for n in range(2)]
-    write_answers(tmp_path / "out.jsonl", with_answers(records, answers, 2))
-    found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
+    found = with_answers(records, answers, 2)
     assert [(one.get("id"), one["prompt"], one["text"], one["sample"]) for one in found] == [
         *((5, "x\ny", "好", 0), (5, "x\ny", "好", 1), (None, "z", "好", 0), (None, "z", "好", 1))
     ]
@@ -297,3 +297,9 @@ def test_invalid_prompt_files_are_refused(tmp_path: Path, content: bytes | None,
         (tmp_path / "a.jsonl").write_bytes(content)
     with pytest.raises(DataError, match=words):
         read_prompts(str(tmp_path / "a.jsonl"))
+
+
+def test_a_fifo_instead_of_prompts_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "prompts.txt")
+    with pytest.raises(DataError, match=r"not readable \(not a regular file"):
+        read_prompts(str(tmp_path / "prompts.txt"))

@@ -1,6 +1,7 @@
 """Tests for loading models from folders, runs and checkpoints; broken ones raise one-line errors."""
 
 import json
+import logging
 import shutil
 from copy import deepcopy
 from dataclasses import replace
@@ -20,6 +21,7 @@ from transformers import (
     LlavaConfig,
     MptConfig,
 )
+from transformers.utils import logging as transformers_logging
 
 from tests.helpers.checkpoints import checkpoint_of
 from z2all_ds.base.errors import CheckpointError, ConfigError, DataError
@@ -108,6 +110,7 @@ def test_a_damaged_checkpoint_is_skipped_or_refused(run: RunFolder, tmp_path: Pa
     [
         ("config.json", "{"),
         ("config.json", '{"model_type": "nonesuch"}'),
+        ("generation_config.json", '{"bos_token_id": "<s>"}'),
         ("model.safetensors", "junk"),
         ("model.safetensors", None),
         ("tokenizer.json", "{"),
@@ -124,7 +127,7 @@ def test_a_broken_folder_is_refused(model_folder: Path, tmp_path: Path, name: st
         load_model(folder)
     message = str(caught.value)
     assert message.startswith(f"model {folder}: does not load (")
-    assert message.endswith("Export it again.")
+    assert message.endswith("Use a complete copy.")
     assert "\n" not in message
 
 
@@ -136,8 +139,32 @@ def test_missing_or_mismatched_weights_are_refused(model_folder: Path, tmp_path:
     for shape, words in ((None, "is missing"), ((32, 64), r"has the shape \[32, 64\], not \[64, 32\]")):
         content = weights if shape is None else {**weights, name: part.reshape(shape)}
         save_file(content, tmp_path / "model.safetensors", metadata={"format": "pt"})
-        with pytest.raises(DataError, match=rf"^model .*: weight {name} {words}\. Export it again\.$"):
+        with pytest.raises(DataError, match=rf"^model .*: weight {name} {words}\. Use a complete copy\.$"):
             load_model(tmp_path)
+
+
+def test_unused_weights_are_named_printably(
+    model_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(model_folder, tmp_path, dirs_exist_ok=True)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights |= {name: torch.zeros(2) for name in ("evil\x1b]0;PWNED\x07name", "other")}
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    verbosity = transformers_logging.get_verbosity()
+    # The handler of transformers writes to the stderr of its first use.
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign, assignment]
+    transformers_logging.add_handler(handler)
+    try:
+        load_model(tmp_path)
+    finally:
+        transformers_logging.remove_handler(handler)
+    assert not records and transformers_logging.get_verbosity() == verbosity
+    said = r"the weight evil\x1b]0;PWNED\x07name (and 1 more)"
+    assert f"warning: model {tmp_path}: its config.json does not use {said}\n" in capfd.readouterr().err
+    load_model(tmp_path, quiet=True)
+    assert capfd.readouterr().err == ""
 
 
 def test_tied_weights_are_not_missing(loaded: LoadedModel, tmp_path: Path) -> None:

@@ -9,8 +9,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.helpers.probe_files import write_probes
 from z2all_ds.base.errors import DataError
+from z2all_ds.base.reports import Table
 from z2all_ds.evaluate.loading import LoadedModel, load_model
-from z2all_ds.evaluate.probe_runs import ask_model
+from z2all_ds.evaluate.probe_report import ProbeResults, content_of, describe
+from z2all_ds.evaluate.probe_runs import PlainTokenizer, ask_model
 from z2all_ds.evaluate.probes import SentenceProbe, load_probes
 from z2all_ds.evaluate.scoring import score
 from z2all_ds.evaluate.windows import Window
@@ -85,3 +87,18 @@ def test_values_do_not_depend_on_the_batch(loaded: LoadedModel) -> None:
 def test_too_long_texts_are_refused(loaded: LoadedModel) -> None:
     with pytest.raises(DataError, match=r"probe long: has .* tokens, but a sequence holds 48"):
         ask_model(loaded, [SentenceProbe(name="long", text="天地玄黄" * 40)], batch=4)
+
+
+def test_too_long_probes_are_left_out_and_named_in_the_table(loaded: LoadedModel) -> None:
+    short, long = SentenceProbe(name="short", text="天地玄黄"), SentenceProbe(name="long", text="天地玄黄" * 40)
+    tokens = len(PlainTokenizer(loaded.tokenizer).encode(long.text))
+    answers = ask_model(loaded, [long, short], batch=4)
+    assert (list(answers.answers), answers.too_long) == (["short"], {"long": tokens})
+    assert answers.answers == ask_model(loaded, [short], batch=4).answers
+    table, *_ = describe(ProbeResults("f", [long, short], [[answers]]))
+    assert isinstance(table, Table)
+    skipped, measured = table.rows
+    assert skipped == ["long", "sentence", "", f"skipped: has {tokens} tokens, too many for this model"]
+    assert (measured[0], len(measured)) == ("short", len(table.columns))
+    (row,) = content_of(ProbeResults("f", [long, short], [[answers]]))[0]["rows"]
+    assert (list(row["values"]), row["too_long"]) == (["short"], {"long": tokens})

@@ -50,7 +50,7 @@ def test_documents_of_a_corpus_are_distributed_over_the_ranks(small_corpus: Path
         ("x.csv", b"a", r"file type '\.csv' unknown\. Known: \.jsonl, \.parquet, \.txt\."),
         ("x.jsonl", b'{"words": 1}\n', r"x\.jsonl:1: each line is an object"),
         ("x.txt", b"\xff", "not UTF-8"),
-        ("x.parquet", b"junk", "not a valid Parquet file"),
+        ("x.parquet", b"junk", "not a readable Parquet file"),
     ],
 )
 def test_invalid_text_files_are_refused(tmp_path: Path, name: str, content: bytes, words: str) -> None:
@@ -61,7 +61,13 @@ def test_invalid_text_files_are_refused(tmp_path: Path, name: str, content: byte
 
 
 def test_a_parquet_file_without_texts_is_refused(tmp_path: Path) -> None:
-    for column, words in (({"a": ["x"]}, "no column text or content"), ({"text": [None, "x"]}, "holds NoneType")):
+    not_utf8 = pa.array([b"\xff"]).view(pa.string())
+    for column, words in (
+        ({"a": ["x"]}, "no column text or content"),
+        ({"text": [None, "x"]}, "row 1: text holds NoneType, not text"),
+        ({"text": not_utf8}, "row 1: .*UTF-8"),
+        ({"text": ["a" * 1_000_000] * 1_000}, "expands too much"),
+    ):
         pq.write_table(pa.table(column), tmp_path / "x.parquet")
         with pytest.raises(DataError, match=words):
             list(open_texts(tmp_path / "x.parquet", None)[0].read(0, 1))

@@ -14,9 +14,9 @@ from tests.helpers.command import environment
 from tests.helpers.marked import marked, new_mark, wait_until
 from tests.helpers.models import TINY
 from tests.helpers.processes import ended
+from z2all_ds.base.atomic_folder import UNFINISHED
 from z2all_ds.base.parent_watch import OWNER_VARIABLE, owner_mark
 from z2all_ds.base.run_folder import RunFolder
-from z2all_ds.export.atomic_folder import UNFINISHED
 from z2all_ds.export.in_background import NICENESS, BackgroundExport
 
 OWNER = """

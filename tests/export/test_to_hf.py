@@ -3,25 +3,31 @@
 import json
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from tests.helpers.checkpoints import STEP, checkpoint_of, read_weights, write_run
+from tests.helpers.checkpoints import STEP, checkpoint_of, read_weights, write_checkpoint, write_run
 from tests.helpers.command import COMMAND, environment, one_line, z2all
 from tests.helpers.marked import wait_until
 from tests.helpers.models import TINY
 from tests.helpers.processes import ended
 from tests.helpers.stock_names import to_stock
+from z2all_ds.base.atomic_folder import UNFINISHED
+from z2all_ds.base.config import load_run_config
 from z2all_ds.base.errors import CheckpointError, ConfigError, ExportError
 from z2all_ds.base.run_folder import RunFolder
+from z2all_ds.checkpoint import layout
+from z2all_ds.checkpoint.fixed_tokens import Probe, fixed_tokens
 from z2all_ds.export import to_hf
-from z2all_ds.export.atomic_folder import UNFINISHED
+from z2all_ds.export.model_card import NAMES
 from z2all_ds.export.to_hf import export_checkpoint
 from z2all_ds.export.weights import WeightReader
-from z2all_ds.model import Z2allForCausalLM
+from z2all_ds.model import Z2allConfig, Z2allForCausalLM
+from z2all_ds.tokenizer.tokenization_z2all import load_tokenizer
 
 NAME = f"step_{STEP:08d}"
 SETTINGS = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "README.md"}
@@ -101,6 +107,44 @@ def test_wrong_weights_leave_no_export(run: RunFolder, tmp_path: Path, monkeypat
     assert names(tmp_path / "parent") == set()
 
 
+def test_the_loss_must_be_that_of_the_training(
+    run: RunFolder, weights: dict[str, torch.Tensor], small_corpus: Path, small_tokenizer: Path, tmp_path: Path
+) -> None:
+    """A checkpoint stores its loss on fixed tokens; an export of other weights or another model has another loss."""
+    model = Z2allForCausalLM(Z2allConfig.from_section(TINY)).eval()
+    model.load_state_dict(weights)
+    ids = fixed_tokens(TINY.vocab_size, 32)
+    with torch.no_grad():
+        loss = model(input_ids=ids[:, :-1], next_tokens=ids[:, 1:]).losses.double().mean().item()
+    trained = write_run(tmp_path / "run", TINY, small_corpus, small_tokenizer, 1)
+    probe = Probe(32, "fp32", loss)
+    for step, measured in ((STEP, probe), (STEP + 1, replace(probe, loss=loss * 1.001))):
+        write_checkpoint(trained, TINY, step, probe=measured.as_record())
+    report = export_checkpoint(checkpoint_of(trained), dtype="fp32")
+    assert report.verdict.loss_difference is not None and report.verdict.loss_difference < 1e-6
+    assert "Their loss on fixed tokens is within" in (report.folder / "README.md").read_text()
+    with pytest.raises(ExportError, match="was measured when the checkpoint was saved"):
+        export_checkpoint(checkpoint_of(trained, STEP + 1), dtype="fp32")
+    assert names(trained.exports) == {NAME}
+
+
+def test_the_model_and_the_tokenizer_are_those_of_the_training(
+    small_corpus: Path, small_tokenizer: Path, tmp_path: Path
+) -> None:
+    """run.yaml may have been changed after the checkpoint was saved, and a tokenizer trained again in its folder."""
+    trained = write_run(tmp_path / "run", TINY, small_corpus, small_tokenizer, 1)
+    write_checkpoint(trained, TINY, STEP, model=TINY.model_dump(mode="json"))
+    trained.config.write_text(trained.config.read_text().replace("rope_theta: 10000.0", "rope_theta: 77.0"))
+    assert "rope_theta: 77.0" in trained.config.read_text()
+    report = export_checkpoint(checkpoint_of(trained), dtype="fp32")
+    assert json.loads((report.folder / "config.json").read_text())["rope_parameters"]["rope_theta"] == 10000.0
+    run, checkpoint = load_run_config(str(trained.config)), layout.open_checkpoint(checkpoint_of(trained))
+    state = {**checkpoint.data_state, "tokenizer_fingerprint": "of another"}
+    (checkpoint.path / layout.DATA_STATE).write_text(json.dumps(state))
+    with pytest.raises(CheckpointError, match=f"is not the one that {NAME} was trained with"):
+        to_hf.checkpoint_config(run, checkpoint, load_tokenizer(small_tokenizer))
+
+
 def test_ctrl_c_leaves_no_files(run: RunFolder, tmp_path: Path) -> None:
     out = tmp_path / "parent" / "model"
     command = [*COMMAND, "export", str(run.root), "--out", str(out)]
@@ -124,11 +168,27 @@ def test_invalid_options_are_refused(options: tuple[str, ...], words: str, run: 
     assert one_line(z2all("export", run.root, *options, cwd=run.root), 2).startswith(words)
 
 
-def test_a_folder_that_is_not_an_export_is_not_replaced(run: RunFolder, tmp_path: Path) -> None:
-    (tmp_path / "thesis.txt").write_text("ten years of work")
-    with pytest.raises(ConfigError, match="exists and is not an export"):
-        export_checkpoint(run.root, tmp_path)
-    assert names(tmp_path) == {"thesis.txt"}
+CARD = f"---\n---\n\n# {NAMES['llama']}\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "rule"),
+    [
+        ({"thesis.txt": "ten years of work"}, "has thesis.txt, which is not part of an export"),
+        ({"config.json": "{}", "README.md": CARD, ".git/HEAD": "main"}, "has .git, which is not part of an export"),
+        ({"README.md": CARD, "tokenizer.model/notes": "x"}, "has tokenizer.model, which is not part of an export"),
+        ({"config.json": "{}", "model.safetensors": "x", "README.md": "# Their model"}, "exists and is not an export"),
+        ({"config.json": "{}", "model.safetensors": "x"}, "exists and is not an export"),
+    ],
+)
+def test_only_exports_are_replaced(files: dict[str, str], rule: str, run: RunFolder, tmp_path: Path) -> None:
+    """Not other files, a repository with an export in it, or the model of somebody else."""
+    for name, text in files.items():
+        (tmp_path / "out" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "out" / name).write_text(text)
+    with pytest.raises(ConfigError, match=rule):
+        export_checkpoint(run.root, tmp_path / "out")
+    assert {name: (tmp_path / "out" / name).read_text() for name in files} == files
 
 
 def test_a_run_without_checkpoints_is_refused(tmp_path: Path) -> None:

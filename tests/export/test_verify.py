@@ -1,17 +1,24 @@
 """Tests for verification: equal weights pass and others are refused, with both methods of loading a folder."""
 
+import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.checkpoint.making import make, seal, write_temporary
 from tests.helpers.models import TINY
 from tests.helpers.stock_names import to_stock
-from z2all_ds.base.errors import ExportError
-from z2all_ds.export.verify import Logits, Verdict, compare_with_folder, fits_whole, real_texts
+from z2all_ds.base.errors import CheckpointError, ExportError
+from z2all_ds.checkpoint.fixed_tokens import Probe
+from z2all_ds.checkpoint.layout import Checkpoint
+from z2all_ds.corpus import Executor
+from z2all_ds.corpus.adopt import adopt_corpus
+from z2all_ds.export.verify import Logits, TrainedLoss, Verdict, compare_with_folder, fits_whole, real_texts
 from z2all_ds.model import Z2allConfig, Z2allForCausalLM
 from z2all_ds.tokenizer import Z2allTokenizer, load_tokenizer
 
@@ -94,6 +101,12 @@ def test_one_changed_weight_is_detected(
         compare(model, tokenizer, folder, real_texts(small_corpus, tokenizer), whole)
 
 
+def test_texts_of_a_corpus_with_invalid_records_are_those_after_them(tokenizer: Z2allTokenizer, tmp_path: Path) -> None:
+    (tmp_path / "web.jsonl").write_text('{"content": "one"}\n{"content": null}\n{"content": ""}\n{"content": "two"}\n')
+    adopt_corpus(tmp_path, executor=Executor(1), on_error="skip")
+    assert real_texts(tmp_path, tokenizer) == {"web": "two"}
+
+
 def test_a_folder_that_needs_this_package_is_refused_as_llama(
     model: Z2allForCausalLM, tokenizer: Z2allTokenizer, small_tokenizer: Path, tmp_path: Path
 ) -> None:
@@ -119,3 +132,38 @@ def test_another_tokenizer_is_detected(
 def test_only_models_that_fit_into_memory_are_loaded_whole() -> None:
     assert fits_whole(1_000_000)
     assert not fits_whole(10**13)
+
+
+@pytest.mark.parametrize(
+    ("trained_in", "dtype", "accepted", "refused"),
+    [
+        ("fp32", "fp32", 5e-5, 2e-4),
+        ("fp32", "bf16", 1e-3, 3e-3),
+        ("bf16", "fp32", 1e-3, 3e-3),
+        ("fp8", "bf16", 2e-2, 4e-2),
+    ],
+)
+def test_the_allowed_difference_of_the_loss_depends_on_the_precision(
+    trained_in: str, dtype: str, accepted: float, refused: float, tmp_path: Path
+) -> None:
+    make(tmp_path, 1)
+    without = Checkpoint(tmp_path / "step_00000001", 1)
+    assert TrainedLoss.of(without, 50, dtype) is None
+    for off in (0.0, accepted, -accepted, refused, -refused, math.nan):
+        # Logits of zero give ln(50) on any tokens.
+        probe = Probe(8, trained_in, math.log(50) / (1 + off))
+        write_temporary(tmp_path, 2, probe=probe.as_record())
+        trained = TrainedLoss.of(Checkpoint(seal(tmp_path, 2), 2), 50, dtype)
+        assert trained and len(trained.ids) == 9
+        if abs(off) <= accepted:
+            assert trained.require(tmp_path, torch.zeros(8, 50)) == pytest.approx(abs(off), abs=1e-6)
+        else:
+            with pytest.raises(ExportError, match=r"its loss on fixed tokens is 3\.912023, and "):
+                trained.require(tmp_path, torch.zeros(8, 50))
+
+
+@pytest.mark.parametrize("probe", [5, [], {}, {"tokens": 0, "dtype": "fp32", "loss": 4.0}, {"tokens": 8, "loss": 1.0}])
+def test_a_damaged_record_of_the_loss_is_one_line(probe: Any, tmp_path: Path) -> None:
+    write_temporary(tmp_path, 1, probe=probe)
+    with pytest.raises(CheckpointError, match="wrong probe"):
+        TrainedLoss.of(Checkpoint(seal(tmp_path, 1), 1), 50, "fp32")

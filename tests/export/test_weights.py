@@ -1,7 +1,9 @@
 """Tests for plain reads of weights: exactly the values of the memory-mapped reader, whole or in parts."""
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -67,3 +69,28 @@ def test_a_truncated_file_is_refused(checkpoint: Path) -> None:
     os.truncate(file, file.stat().st_size - 4)
     with pytest.raises(CheckpointError, match=rf"{file_name(1)}: is truncated"):
         read_whole(reader, "lm_head.weight")
+
+
+def test_a_false_length_of_a_header_is_one_line(checkpoint: Path) -> None:
+    for file in (checkpoint / "state").glob("*.safetensors"):
+        file.write_bytes(b"\xff" * 7 + b"\x7f" + file.read_bytes()[8:])
+    with pytest.raises(CheckpointError, match="is not readable"):
+        WeightReader(checkpoint).read_rounded(QKV, torch.float32)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        *({}, 5, {"dtype": 7, "shape": [4], "data_offsets": [0, 16]}),
+        {"dtype": "F32", "shape": ["4"], "data_offsets": [0, 16]},
+        {"dtype": "F32", "shape": [4], "data_offsets": [-(10**9), 16]},
+    ],
+)
+def test_a_damaged_entry_of_a_header_is_one_line(entry: Any, checkpoint: Path) -> None:
+    for file in (checkpoint / "state").glob("*.safetensors"):
+        content = file.read_bytes()
+        header = json.loads(content[8 : (end := 8 + int.from_bytes(content[:8], "little"))])
+        damaged = json.dumps(dict.fromkeys(header, entry)).encode()
+        file.write_bytes(len(damaged).to_bytes(8, "little") + damaged + content[end:])
+    with pytest.raises(CheckpointError, match=r"has a wrong entry for|is not readable"):
+        WeightReader(checkpoint).read_rounded(QKV, torch.float32)

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from z2all_ds.track.board.serve import bind
+from z2all_ds.track.board.connections import LimitedConnection
+from z2all_ds.track.board.serve import BACKLOG, bind
+from z2all_ds.track.board.serve import address as address_of
 from z2all_ds.track.board.server import make_app
 from z2all_ds.track.board.watch import Watch
 
@@ -25,18 +27,20 @@ TRACE = """([chart, run, series, part]) => {
 
 
 @contextmanager
-def served(place: Path, token: str | None = None) -> Iterator[str]:
+def served(place: Path, token: str = "geheim") -> Iterator[str]:
     """Run the board's server in this process, where a test can delay its reading, and yield its address."""
     watch = Watch([str(place)])
     with bind("127.0.0.1", 0) as listening:
         port = listening.getsockname()[1]
         listening.listen()
-        server = uvicorn.Server(uvicorn.Config(make_app(watch, token, port), log_level="warning", lifespan="off"))
+        app = make_app(watch, token, port)
+        config = uvicorn.Config(app, http=LimitedConnection, backlog=BACKLOG, log_level="warning", lifespan="off")
+        server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         watch.start()
         thread.start()
         try:
-            yield f"http://127.0.0.1:{port}"
+            yield address_of("127.0.0.1", port, token)
         finally:
             server.should_exit = server.force_exit = True
             watch.stop()

@@ -37,7 +37,8 @@ def until(page: "Page", expression: str, argument: Any = None, seconds: float = 
 class Watch:
     """A record of everything a page must never do: log errors, throw, open dialogs, or contact another server."""
 
-    def __init__(self, page: "Page", origin: str) -> None:
+    def __init__(self, page: "Page", address: str) -> None:
+        origin = address.partition("/?")[0]
         self.errors: list[str] = []
         page.on("console", lambda message: self._hear(message.type, message.text))
         page.on("pageerror", lambda error: self.errors.append(str(error)))

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -36,8 +37,8 @@ def write_run(root: Path, model: ModelSection, corpus: Path, tokenizer: Path, *s
     return folder
 
 
-def write_checkpoint(folder: RunFolder, model: ModelSection, step: int, ranks: int = 2) -> Path:
-    """Write a checkpoint with random weights, and return its folder.
+def write_checkpoint(folder: RunFolder, model: ModelSection, step: int, /, ranks: int = 2, **trainer: Any) -> Path:
+    """Write a checkpoint with random weights, and return its folder; `trainer` is added to trainer.json.
 
     Each parameter is split over the files of all ranks; only one piece at a time is in memory.
     """
@@ -55,7 +56,8 @@ def write_checkpoint(folder: RunFolder, model: ModelSection, step: int, ranks: i
         for rank, of_rank in enumerate(entries)
     }
     files[f"{layout.STATE_FOLDER}/{layout.STATE_INDEX}"] = text(build_index(entries, shapes, {}))
-    files |= {"trainer.json": text(json.dumps(facts))}
+    files |= {layout.rng_name(f"{rank:04d}"): text("") for rank in range(ranks)}
+    files |= {"trainer.json": text(json.dumps({**facts, **trainer}))}
     files |= {"data_state.json": text(json.dumps({"domains": domains, "stage": shares}))}
     assert writer.write_checkpoint(writer.Job(str(folder.checkpoints), step), files) is None
     return folder.checkpoints / layout.step_name(step)

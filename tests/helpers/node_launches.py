@@ -11,7 +11,7 @@ from tests.helpers.node_lab import SSH_PORT, Node
 from tests.helpers.training import metrics
 
 GONE_SECONDS = 40.0
-STEPS_SECONDS = 120.0
+STEPS_SECONDS = 240.0
 
 
 def write_hostfile(path: Path, nodes: list[Node], slots: int = 1) -> Path:

@@ -25,6 +25,6 @@ def loss_of(
             input_ids=batch["input_ids"],
             position_ids=batch["position_ids"],
             document_ids=batch["document_ids"],
-            next_tokens=batch["labels"],
+            next_tokens=batch["next_tokens"],
         ).losses
-    return float(losses.double().sum() / (batch["labels"] >= 0).sum())
+    return float(losses.double().sum() / (batch["next_tokens"] >= 0).sum())

@@ -199,9 +199,9 @@ def _run(words: list[str]) -> int:
     """Run `[-u] -m module ...`, `[-u] script ...` or `-c code ...` as the interpreter does; return the exit code."""
     words = [word for index, word in enumerate(words) if word != "-u" or index]
     first = os.getcwd() if words[0] in ("-m", "-c") else str(Path(words[0]).resolve().parent)
-    sys.path[0] = first
-    extra = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path]
-    sys.path[1:1] = extra
+    firsts = [] if os.environ.get("PYTHONSAFEPATH") else [first]
+    extra = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path[1:]]
+    sys.path[:1] = [*firsts, *extra]
     importlib.invalidate_caches()
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:

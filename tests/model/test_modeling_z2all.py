@@ -8,6 +8,7 @@ from tests.helpers.stock_names import to_stock
 from tests.model.pairs import SHAPES, pair, relative_difference, some_ids, tiny_config, tiny_model
 from tests.ops.comparing import on_gpu
 from z2all_ds.base.errors import ConfigError
+from z2all_ds.data.packing import Sample, make_batch
 from z2all_ds.model import Z2allForCausalLM
 from z2all_ds.model.modeling_z2all import TokenLosses
 from z2all_ds.ops import Situation, resolve_ops
@@ -67,6 +68,22 @@ def test_next_tokens_give_the_same_losses_as_labels() -> None:
     assert not outputs.losses.requires_grad
     assert outputs.loss.item() == pytest.approx(outputs.losses.sum().item() / 16, rel=FP32_ORDER)
     assert (outputs.losses.sum() / 15).item() == pytest.approx(model(ids, labels=labels).loss.item(), rel=FP32_ORDER)
+
+
+def test_a_batch_of_the_stream_is_an_input_as_it_is() -> None:
+    model, tokens = tiny_model(), some_ids(1, 9)[0]
+    batch = make_batch([Sample(tokens.numpy(), [8], 0, continues=True)])
+    outputs = model(**batch)
+    assert isinstance(outputs, TokenLosses)
+    wanted = model(tokens[None], labels=tokens[None]).loss  # shifts its labels itself
+    assert outputs.loss.item() == pytest.approx(wanted.item(), rel=FP32_ORDER)
+
+
+@pytest.mark.parametrize("names", [("loss_mask",), ("labels", "next_tokens")])
+def test_inputs_that_would_be_ignored_are_refused(names: tuple[str, ...]) -> None:
+    ids = some_ids(1, 4)
+    with pytest.raises(TypeError, match=" and ".join(names)):
+        tiny_model()(ids, **dict.fromkeys(names, ids))
 
 
 @pytest.mark.parametrize("shape", ["grouped", "one-kv-head", "biases"])

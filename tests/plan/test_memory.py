@@ -13,6 +13,7 @@ from z2all_ds.base.accounting import count_parameters
 from z2all_ds.base.config import load_run_config
 from z2all_ds.plan.memory import GpuMemory, gpu_memory, states_of_zero_paper
 from z2all_ds.zero.ds_config import resolve
+from z2all_ds.zero.optimizers import KINDS, OptimizerSituation
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 MEASURED = json.loads((RESULTS / "2026-11-16_h200_bench_memory.json").read_text(encoding="utf-8"))["cases"]
@@ -33,6 +34,34 @@ def test_predicted_peaks_are_close_to_measured_ones(case: dict[str, Any]) -> Non
     assert predicted.total == pytest.approx(case["device"] / case["ranks"], rel=0.12)
     if "offload" in case["name"]:
         assert predicted.host == pytest.approx(case["host"], rel=WITHIN)
+
+
+STEPS = json.loads((RESULTS / "2026-11-18_h200_optimizer_step.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("case", STEPS["cases"], ids=[case["name"] for case in STEPS["cases"]])
+def test_temporary_tensors_of_the_optimizer_step_are_part_of_the_peak(case: dict[str, Any]) -> None:
+    predicted = memory_of(case["config"], case["overrides"], case["ranks"])
+    assert predicted.allocated == pytest.approx(case["allocated"], rel=0.025)
+
+
+@pytest.mark.parametrize("flat", STEPS["flat_tensors"], ids=lambda flat: f"{flat['kind']}-{flat['parameters']}")
+def test_stated_step_bytes_are_those_measured(flat: dict[str, Any]) -> None:
+    bf16 = flat["weights"] == "bf16"
+    situation = OptimizerSituation("cuda", stage=2, offload=False, bf16_master=bf16, bf16_states=bf16)
+    assert KINDS[flat["kind"]].step_bytes_per_parameter(situation) == pytest.approx(
+        flat["step_bytes_per_parameter"], rel=1e-3
+    )
+
+
+def test_a_7b_model_with_8_bit_moments_needs_more_than_its_states_in_the_step() -> None:
+    """Two fp32 tensors of the size of the partition: 26 GiB each at 7B on one GPU."""
+    small = ["deepspeed=zero2", "train.micro_batch=1", "train.global_batch=2", "train.activation_checkpointing=full"]
+    plain, eight = (memory_of("z2all_7b", [*small, f"optimizer.kind={kind}"], 1) for kind in ("adamw", "adamw_8bit"))
+    parameters = count_parameters(load_run_config("z2all_7b").model.shape).total
+    assert eight.moments < plain.moments / 3.9
+    in_step = eight.buckets + eight.activations + eight.logits
+    assert in_step == pytest.approx(8.03125 * parameters, rel=0.01)
 
 
 def test_enough_cases_are_measured_and_none_has_failed() -> None:

@@ -189,3 +189,9 @@ def test_folders_that_cannot_be_written_are_refused_first(tmp_path: Path) -> Non
     assert not (tmp_path / "new").exists()
     with pytest.raises(MachineError, match="not writable"):
         check_writable(Path("/proc/t"))
+
+
+def test_a_fifo_instead_of_the_recipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "training.json")
+    with pytest.raises(ConfigError, match="contains something else"):
+        read_recipe(tmp_path, {})

@@ -10,7 +10,7 @@ from tests.tokenizer.test_folder import open_plain
 from tests.tokenizer.test_spm_model import other_model
 from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.tokenizer import SPECIAL_TOKENS, import_tokenizer, load_tokenizer
-from z2all_ds.tokenizer.import_existing import parse_special_ids, place_special_tokens
+from z2all_ds.tokenizer.import_existing import find_file, parse_special_ids, place_special_tokens
 from z2all_ds.tokenizer.spm import MODEL_FILE
 
 TEXT = "Hello, wörld! 今天 def f(x):\n    return x  # <|endoftext|>"
@@ -94,7 +94,7 @@ def test_colliding_special_ids_are_refused(given: dict[str, int], start: int | N
 
 def test_special_ids_are_parsed_from_the_command_line() -> None:
     assert parse_special_ids(["<|PAD|>=64006", "a=b=3"]) == {"<|PAD|>": 64006, "a=b": 3}
-    for given in (["<|PAD|>"], ["=3"], ["x=-1"], ["x=1.5"], ["x=1", "x=2"]):
+    for given in (["<|PAD|>"], ["=3"], ["x=-1"], ["x=1.5"], ["x=1", "x=2"], ["x=" + "9" * 5000]):
         with pytest.raises(ConfigError, match="special"):
             parse_special_ids(given)
 
@@ -115,6 +115,21 @@ def test_a_vocabulary_with_gaps_is_imported(tmp_path: Path) -> None:
     report = import_tokenizer(path, tmp_path / "out")
     assert report.text_vocab_size == rules["model"]["vocab"][last] + 1
     assert load_tokenizer(tmp_path / "out").decode(load_tokenizer(tmp_path / "out").encode(TEXT)) == TEXT
+
+
+def test_ids_that_would_need_billions_of_reserved_tokens_are_refused(tmp_path: Path) -> None:
+    path = byte_level(tmp_path / "tokenizer.json")
+    rules = json.loads(path.read_text("utf-8"))
+    last = max(rules["model"]["vocab"], key=rules["model"]["vocab"].get)
+    rules["model"]["vocab"][last] = 4_000_000_000
+    damaged = tmp_path / "damaged.json"
+    damaged.write_text(json.dumps(rules), "utf-8")
+    with pytest.raises(DataError, match="with ids up to 4,000,000,000"):
+        import_tokenizer(damaged, tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"special <\|PAD\|>=4000000000: ids 0 to \d+ are used by the tokenizer"):
+        import_tokenizer(path, tmp_path / "out", special_ids={"<|PAD|>": 4_000_000_000})
+    with pytest.raises(ConfigError, match=r"special .*=4000000000: ids 0 to"):
+        import_tokenizer(path, tmp_path / "out", special_start=4_000_000_000)
 
 
 @pytest.mark.parametrize(
@@ -142,6 +157,16 @@ def test_a_lossy_tokenizer_gives_a_warning_or_in_strict_mode_an_error(
     with pytest.raises(DataError, match=message):
         import_tokenizer(path, tmp_path / "out", strict=True)
     assert open_plain(tmp_path / "out").encode("a b") == load_tokenizer(tmp_path / "out").encode("a b")
+
+
+def test_strict_mode_also_checks_a_tokenizer_as_it_is(tmp_path: Path) -> None:
+    path = byte_level(tmp_path / "tokenizer.json", normalizer=normalizers.Lowercase())
+    with pytest.raises(DataError, match="becomes 'the quick brown fox"):
+        import_tokenizer(path, tmp_path / "out", strict=True, eos="<|theirs|>")
+    assert not (tmp_path / "out").exists()
+    assert len(import_tokenizer(path, tmp_path / "out", eos="<|theirs|>").warnings) == 1
+    with pytest.raises(DataError, match="becomes 'the quick brown fox"):
+        import_tokenizer(path, tmp_path / "out", strict=True, eos="<|theirs|>")
 
 
 def test_truncation_and_padding_are_turned_off(tmp_path: Path) -> None:
@@ -178,10 +203,25 @@ def test_files_that_are_not_tokenizers_are_refused(tmp_path: Path) -> None:
     (tmp_path / "b.model").write_bytes(b"hello")
     for name, message in [
         ("a.json", "not readable"),
-        ("folder", "neither tokenizer.json nor exactly one .model"),
+        ("folder", "it has no tokenizer"),
         ("b.model", "not a SentencePiece model"),
         ("none", "no such file"),
     ]:
         with pytest.raises(DataError, match=message):
             import_tokenizer(tmp_path / name, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_may_hold_its_tokenizer_under_another_name(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    path = byte_level(folder / "bpe-v2.json")
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    assert find_file(folder) == path
+    (folder / "spiece.model").write_bytes(b"")
+    with pytest.raises(DataError, match=r"it has 2 tokenizers: spiece\.model, bpe-v2\.json"):
+        find_file(folder)
+    (folder / "spiece.model").unlink()
+    (folder / "bpe-v2.json").unlink()
+    (folder / "vocabulary").write_bytes(other_model())
+    assert import_tokenizer(folder / "vocabulary", tmp_path / "out").special_ids["<|PAD|>"]

@@ -30,7 +30,7 @@ def test_the_tokenizer_files_and_the_bytes_read_are_returned(words: Path, capfd:
 
 
 def test_errors_in_the_child_process_are_raised_in_the_parent(words: Path) -> None:
-    with pytest.raises(DataError, match="text_vocab_size 5000: the corpus has only enough repeated text for"):
+    with pytest.raises(DataError, match="vocabulary size 5000: the corpus has only enough repeated text for"):
         learn_in_own_process("bbpe", [str(words)], {"words": 1000}, 5000)
     words.write_bytes(b"\xff\xff")
     for algorithm in ("bbpe", "spm"):
@@ -64,3 +64,15 @@ def test_the_child_process_ends_when_its_parent_is_killed(words: Path) -> None:
         process.stderr.close()
     assert len(children) == 1
     assert psutil.wait_procs(children, timeout=300)[1] == []
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 does not know PYTHONSAFEPATH")
+def test_modules_in_the_current_folder_are_not_imported(words: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(words.parent)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    monkeypatch.setenv("Z2ALL_TEST_FRESH", "1")  # a fork of the warm process has imported everything
+    for planted in ("tokenizers.py", "z2all_ds.py"):
+        Path(planted).write_text("open('imported', 'w')")
+    learn_in_own_process("bbpe", [f"en={words}"], {"en": words.stat().st_size}, 262)
+    assert not Path("imported").exists()

@@ -1,4 +1,6 @@
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -103,6 +105,21 @@ def test_adopted_files_are_sampled_from_their_text_field(tmp_path: Path) -> None
     some = [texts.index(text) for _, text in domains["web"].sample(domains["web"].bytes // 10)]
     assert some[-1] > 500
     assert 50 < len(some) < 70
+
+
+def test_records_without_a_text_are_skipped(tmp_path: Path) -> None:
+    (tmp_path / "web.jsonl").write_text('{"content": "one"}\n{"content": null}\n{"content": "two"}\n')
+    adopt_corpus(tmp_path, executor=Executor(1), on_error="skip")
+    assert texts_of(tmp_path, "web", 1000) == ["one", "", "two"]
+
+
+def test_a_fifo_in_place_of_a_shard_is_refused(small_corpus: Path, tmp_path: Path) -> None:
+    corpus = shutil.copytree(small_corpus, tmp_path / "corpus")
+    shard = next(shard.path for shard in load_manifest(corpus).shards if shard.domain == "zh")
+    (corpus / shard).unlink()
+    os.mkfifo(corpus / shard)
+    with pytest.raises(DataError, match="not a regular file"):
+        texts_of(corpus, "zh", 100)
 
 
 def test_files_are_grouped_into_domains_by_name(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,10 @@ def test_invalid_jsonl_lines_are_reported_with_their_line_number(tmp_path: Path,
     with pytest.raises(DataError, match=r"a\.jsonl:2") as caught:
         read(tmp_path / "a.jsonl")
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_a_fifo_is_refused(name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(DataError, match=r"not readable \(not a regular file"):
+        list(file_pieces(tmp_path / name))

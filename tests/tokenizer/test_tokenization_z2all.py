@@ -1,7 +1,11 @@
 import hashlib
+import json
+import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,6 +14,7 @@ from hypothesis import strategies as st
 from tests.helpers.corpora import SMALL_TEXT_VOCAB
 from z2all_ds.base.errors import DataError
 from z2all_ds.tokenizer import SPECIAL_TOKENS, Z2allTokenizer, load_tokenizer
+from z2all_ds.tokenizer.tokenization_z2all import parse_tokenizer_json, read_roles
 
 UNICODE = st.text(st.characters(codec="utf-8"))
 FRAGMENTS = st.sampled_from(
@@ -120,6 +125,11 @@ def test_a_batch_gives_the_same_ids_as_single_texts(tokenizer: Z2allTokenizer) -
     assert tokenizer.encode_batch([]) == []
 
 
+def test_a_copy_in_a_worker_process_encodes_control_tokens_as_text_too(tokenizer: Z2allTokenizer) -> None:
+    text = "a <|endoftext|> b"
+    assert pickle.loads(pickle.dumps(tokenizer)).encode(text) == tokenizer.encode(text)
+
+
 def test_a_lone_surrogate_is_refused(tokenizer: Z2allTokenizer) -> None:
     with pytest.raises(DataError, match="text 1 of the batch: not valid Unicode"):
         tokenizer.encode_batch(["fine", "a\ud800b"])
@@ -135,7 +145,7 @@ def test_folders_without_a_valid_tokenizer_are_refused(tmp_path: Path, small_tok
     with pytest.raises(DataError, match="not readable"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_bytes(whole.replace(b"<|endoftext|>", b"<|other|>"))
-    with pytest.raises(DataError, match=r"control token '<\|endoftext\|>'"):
+    with pytest.raises(DataError, match="no end-of-text token"):
         load_tokenizer(tmp_path)
     assert load_tokenizer(small_tokenizer).size == SMALL_TEXT_VOCAB + 12
 
@@ -147,3 +157,30 @@ def test_loading_imports_neither_transformers_nor_torch(folder: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True)
     assert (done.returncode, done.stdout.strip()) == (0, "")
+
+
+def test_a_fifo_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "tokenizer_config.json")
+    with pytest.raises(DataError, match=r"tokenizer_config\.json: not readable \(.*not a regular file"):
+        read_roles(tmp_path)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_normalizer_that_lengthens_texts_without_end_is_refused(nested: bool) -> None:
+    rule: dict[str, Any] = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 100}
+    rules: list[dict[str, Any]] = [{"type": "Sequence", "normalizers": [rule] * 4}] * 2 if nested else [rule] * 8
+    token = {"id": 0, "content": "a", "single_word": False, "lstrip": False, "rstrip": False}
+    content = {
+        "version": "1.0",
+        "normalizer": {"type": "Sequence", "normalizers": rules},
+        "added_tokens": [{**token, "normalized": True, "special": False}],  # normalized as the file is read
+        "model": {"type": "BPE", "vocab": {"a": 0}, "merges": []},
+    }
+    text = json.dumps(content)
+    for data in (text, text.replace("Replace", "\\u0052eplace")):
+        with pytest.raises(DataError, match=r"x: not readable \(its normalizer can make a text 1e\+16 times longer"):
+            parse_tokenizer_json(data.encode(), "x", "")
+    rules[:] = [rule, {"type": "Prepend", "prepend": "b" * 2000}]
+    assert parse_tokenizer_json(json.dumps(content).encode(), "x", "").normalizer.normalize_str("a") == "b" * 2000 + (
+        "a" * 100
+    )

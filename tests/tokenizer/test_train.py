@@ -52,6 +52,16 @@ def test_the_same_corpus_gives_the_same_files(small_corpus: Path, small_tokenize
     assert files(tmp_path / "t") == files(small_tokenizer)
 
 
+def test_a_folder_with_the_earlier_split_is_kept(small_corpus: Path, tmp_path: Path) -> None:
+    report = train_tokenizer(small_corpus, tmp_path / "t", 300, 60_000, split="four_characters")
+    assert '"split"' not in (tmp_path / "t" / "training.json").read_text("utf-8")  # as before there was a choice
+    assert train_tokenizer(small_corpus, tmp_path / "t", 300, 60_000) == report
+    with pytest.raises(ConfigError, match="something else"):
+        train_tokenizer(small_corpus, tmp_path / "t", 300, 60_000, split="by_script")
+    with pytest.raises(ConfigError, match=r"split 'x': must be one of by_script, four_characters, llama3"):
+        train_tokenizer(small_corpus, tmp_path / "new", 300, split="x")
+
+
 def test_an_error_for_too_little_text_gives_the_largest_possible_vocabulary(small_corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="only enough repeated text for") as caught:
         train_tokenizer(small_corpus, tmp_path / "t", 60_000, max_bytes=60_000)
@@ -90,7 +100,7 @@ def test_an_interrupt_while_writing_leaves_no_files(
     small_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "t.tmp").mkdir()
-    (tmp_path / "t.tmp" / "old").write_text("of a killed training")
+    (tmp_path / "t.tmp" / "notes").write_text("of the user")
 
     def die(_: Path) -> None:
         raise KeyboardInterrupt
@@ -99,9 +109,10 @@ def test_an_interrupt_while_writing_leaves_no_files(
         patch.setattr(folder_module, "force_to_disk", die)
         with pytest.raises(KeyboardInterrupt):
             train_tokenizer(small_corpus, tmp_path / "t", 300, max_bytes=50_000)
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["t.tmp"]
     train_tokenizer(small_corpus, tmp_path / "t", 300, max_bytes=50_000)
-    assert [path.name for path in tmp_path.iterdir()] == ["t"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t", "t.tmp"]
+    assert (tmp_path / "t.tmp" / "notes").read_text() == "of the user"
 
 
 def test_training_on_text_files_with_domain_weights(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import ast
 import io
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from z2all_ds.base import child_process
 from z2all_ds.track import files
-from z2all_ds.track.files import MARK, Files, serve
+from z2all_ds.track.files import MARK, Files, LinkedFiles, serve
 
 
 @settings(max_examples=100, deadline=None)
@@ -44,12 +45,43 @@ def test_lines_with_returns_the_whole_lines_that_contain_a_word(tmp_path: Path) 
 
 
 def test_run_folders_finds_a_run_or_the_runs_inside_a_folder(tmp_path: Path) -> None:
-    assert Files().run_folders(str(tmp_path / "later")) == [str(tmp_path / "later")]
+    with pytest.raises(FileNotFoundError):
+        Files().run_folders(str(tmp_path / "later"))
     for name, file in (("b", "metrics.jsonl"), ("a", "run.yaml"), ("no_run", "notes.txt")):
         (tmp_path / name).mkdir()
         (tmp_path / name / file).touch()
     assert Files().run_folders(str(tmp_path)) == [str(tmp_path / "a"), str(tmp_path / "b")]
     assert Files().run_folders(str(tmp_path / "a")) == [str(tmp_path / "a")]
+
+
+def test_links_of_others_are_not_followed(tmp_path: Path) -> None:
+    """A link to a run folder is followed if the board's own user has made it; one inside a run folder never."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "run.yaml").touch()
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "linked").symlink_to("../elsewhere")
+    assert Files().run_folders(str(tmp_path / "runs")) == [str(tmp_path / "runs" / "linked")]
+    assert Files().file_names(str(tmp_path / "elsewhere")) == ["run.yaml"]
+    assert Files().file_names(str(tmp_path / "runs" / "linked")) == []
+    if os.geteuid() == 0:
+        os.lchown(tmp_path / "runs" / "linked", 12345, 12345)
+        assert Files().run_folders(str(tmp_path / "runs")) == [str(tmp_path / "runs")]
+
+
+def test_links_and_fifos_are_not_read(tmp_path: Path) -> None:
+    """A link in a run folder could lead to any file of the user who runs the board."""
+    (tmp_path / "secret").write_text("password: geheim\n")
+    (tmp_path / "link").symlink_to("secret")
+    os.mkfifo(tmp_path / "fifo")
+    for name, rule in (("link", "a symbolic link"), ("fifo", "not a regular file")):
+        with pytest.raises(OSError, match=rule):
+            Files().read(str(tmp_path / name), 0, 100)
+        with pytest.raises(OSError, match=rule):
+            Files().lines_at(str(tmp_path / name), [0])
+    assert LinkedFiles().read(str(tmp_path / "link"), 0, 100) == b"password: geheim\n"
+    folder = tmp_path / "linked_folder"
+    folder.symlink_to(tmp_path)
+    assert Files().read(str(folder / "secret"), 0, 8) == b"password"
 
 
 def test_serve_answers_requests_with_results_and_errors(tmp_path: Path) -> None:

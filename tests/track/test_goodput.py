@@ -76,6 +76,21 @@ def test_a_run_without_records_has_no_goodput() -> None:
     assert goodput([], []).share == 0.0
 
 
+def test_starting_a_finished_run_again_does_not_change_its_goodput() -> None:
+    """A day later, a process finds the run finished and ends; a step would make the day lost time."""
+    done = [*EVENTS, event(146.5, "done", step=4, goodput=0.16)]
+    used = goodput(done, METRICS)
+    again = [event(86546.0, "started", step=4), event(86547.0, "done", step=4)]
+    assert goodput([*done, *again, *again], METRICS) == used
+    assert used.wall_seconds == 46.5
+    longer = [
+        *again,
+        event(86550.0, "started", step=4),
+        event(86556.0, "first_step", seconds=9.0, first_step_seconds=1),
+    ]
+    assert goodput([*done, *longer], METRICS).wall_seconds == 86456.0
+
+
 def test_older_records_without_details_are_accepted() -> None:
     old = [{"step": 1, "step_seconds": 2.0, "time_unix": 112.0}]
     used = goodput([event(110.0, "started", step=0)], old)

@@ -46,6 +46,14 @@ def test_lines_scroll_above_a_single_panel(terminal: Terminal) -> None:
     assert "?25" not in terminal.seen, "the cursor was hidden"
 
 
+def test_lines_cannot_control_the_terminal(terminal: Terminal) -> None:
+    panel = panel_on(terminal)
+    panel.say("loss of \x1b]0;title\x07")
+    panel.close()
+    terminal.read(1)
+    assert lines_on_screen(terminal.seen)[0] == "loss of \\x1b]0;title\\x07"
+
+
 def test_output_of_other_processes_is_not_overwritten(terminal: Terminal) -> None:
     others: list[str] = []
     panel = panel_on(terminal, others)

@@ -2,19 +2,25 @@
 
 import html
 import json
+import math
 import warnings
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 from matplotlib import pyplot
+from matplotlib.axes import Axes
+from matplotlib.axes._secondary_axes import SecondaryAxis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.track.fonts import fonts_for
-from z2all_ds.track.plot_kinds import PlotOptions
-from z2all_ds.track.plots import plot, plot_loss
+from z2all_ds.track.plot_data import Panel, read_run
+from z2all_ds.track.plot_kinds import PlotOptions, chosen_kinds
+from z2all_ds.track.plots import _figure, plot, plot_loss
 
 SIZE = (960, 540)  # 8 by 4.5 inches at 120 dots per inch
 BLUE = (31, 119, 180)  # matplotlib's first colour, used for the total loss
@@ -176,6 +182,42 @@ def test_the_x_axis_can_be_steps_tokens_or_time(real_run: Path, tmp_path: Path, 
     found = texts(tmp_path / "loss.svg")
     assert label in found
     assert {"2", "3", "5", "10"} <= set(found)  # labels of the logarithmic axis
+
+
+def drawn_axes(run: Path, what: str, **options: Any) -> list[Axes]:
+    """Return the axes of a plot after it was drawn."""
+    found = read_run(run, "run", chosen_kinds(what), options.get("x", "step"), 0.0)
+    panels = [Panel(kind, [found]) for kind in chosen_kinds(what)]
+    figure = _figure(panels, PlotOptions(what, **options), fonts_for([]))
+    FigureCanvasAgg(figure).draw()
+    return list(figure.axes)
+
+
+@pytest.mark.parametrize("losses", [(3.3, 2.2), (9.0, 0.02)])
+@pytest.mark.parametrize("log", [False, True])
+def test_the_right_axis_of_validation_shows_perplexities(tmp_path: Path, losses: tuple[float, ...], log: bool) -> None:
+    records = [{"step": step, "validation_loss": loss} for step, loss in enumerate(losses, 1)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (axes,) = drawn_axes(tmp_path, "validation", log=log)
+    (right,) = axes.child_axes
+    assert isinstance(right, SecondaryAxis)
+    ticks = [*right.yaxis.get_major_ticks(), *right.yaxis.get_minor_ticks()]
+    labels = {tick.get_loc(): tick.label2.get_text() for tick in ticks if tick.label2.get_text()}
+    inside = {loss: label for loss, label in labels.items() if min(losses) <= loss <= max(losses)}
+    assert len(inside) >= 2
+    assert {loss: float(label.replace(",", "")) for loss, label in inside.items()} == pytest.approx(
+        {loss: math.exp(loss) for loss in inside}, rel=1e-3
+    )
+
+
+@pytest.mark.parametrize(("x", "last"), [("tokens", 400_000), ("tokens", 800_000), ("step", 800_000)])
+def test_labels_of_the_x_axis_do_not_overlap(tmp_path: Path, x: str, last: int) -> None:
+    records = [{"step": value, "tokens_seen": value, "loss": 1.0, "lr": 1.0} for value in (1, last)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    axes = drawn_axes(tmp_path, "loss,lr", x=x)[0]
+    boxes = [label.get_window_extent() for label in axes.get_xticklabels() if label.get_text()]
+    assert len(boxes) >= 4
+    assert all(left.x1 + 4 < right.x0 for left, right in pairwise(boxes))
 
 
 def test_several_runs_are_compared_without_event_marks(real_run: Path, tmp_path: Path) -> None:

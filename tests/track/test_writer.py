@@ -14,8 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.processes import ended
+from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.base.run_folder import RunFolder
-from z2all_ds.track.writer import RunWriter, drop_metrics_after, last_outcome, last_record, read_records
+from z2all_ds.track.writer import (
+    NO_END,
+    RunWriter,
+    drop_metrics_after,
+    last_outcome,
+    last_record,
+    read_records,
+    record_failure,
+)
 
 WRITE_AND_HANG = """
 import sys, time
@@ -52,6 +61,19 @@ def test_records_come_back_exactly_and_in_order(tmp_path: Path) -> None:
     assert list(read_records(folder.metrics)) == first + second
     assert "loss_of_中文" in folder.metrics.read_text(encoding="utf-8")
     assert len(folder.metrics.read_bytes().splitlines()) == 3
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl"])
+def test_a_file_that_is_a_link_is_not_changed(name: str, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_text('{"step": 1}\n{"step": 9}\na line of another file')
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).symlink_to(target)
+    with pytest.raises(ConfigError, match=f"{name}: is a link"):
+        RunWriter(RunFolder(tmp_path / "run"))
+    with pytest.raises(ConfigError, match=f"{name}: is a link"):
+        drop_metrics_after(tmp_path / "run" / name, 1)
+    assert target.read_text().endswith("a line of another file")
 
 
 def test_events_carry_their_time_and_details(tmp_path: Path) -> None:
@@ -186,3 +208,46 @@ def test_the_last_outcome_of_a_run(events: list[str], word: str | None, tmp_path
         writer.event(event, step=1)
     writer.close()
     assert last_outcome(folder) == word
+
+
+@pytest.mark.parametrize(
+    ("events", "reason", "is_recorded"),
+    [
+        ([], "out of memory", False),  # it never began
+        (["started"], "out of memory", True),
+        (["started", "checkpoint"], NO_END, True),
+        (["started", "fault"], "out of memory", True),
+        (["started", "stopped"], "out of memory", False),
+        (["started", "done"], NO_END, False),
+        (["started", "failed"], NO_END, False),
+        (["started", "failed"], "the same", False),
+        (["started", "failed", "started"], "the same", True),
+    ],
+)
+def test_a_failure_is_recorded_once_unless_the_run_has_ended(
+    events: list[str], reason: str, is_recorded: bool, tmp_path: Path
+) -> None:
+    folder = RunFolder(tmp_path)
+    write(folder, 1, 2)
+    writer = RunWriter(folder)
+    for event in events:
+        writer.event(event, step=2, **({"reason": "the same"} if event == "failed" else {}))
+    writer.close()
+    record_failure(folder, reason)
+    found = list(read_records(folder.events))
+    assert len(found) == len(events) + is_recorded
+    if is_recorded:
+        assert (found[-1]["event"], found[-1]["step"], found[-1]["reason"]) == ("failed", 2, reason)
+
+
+def test_a_fifo_instead_of_records_is_refused(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    os.mkfifo(folder.metrics)
+    for read in (
+        lambda: RunWriter(folder),
+        lambda: drop_metrics_after(folder.metrics, 1),
+        lambda: list(read_records(folder.metrics)),
+        lambda: last_record(folder.metrics),
+    ):
+        with pytest.raises((DataError, ConfigError), match=r"metrics\.jsonl: .*not( a)? regular"):
+            read()

@@ -7,8 +7,9 @@ import torch
 
 from tests.zero.engines import tiny_engine, train
 from z2all_ds.base.errors import CheckpointError
+from z2all_ds.checkpoint.fixed_tokens import Probe
 from z2all_ds.checkpoint.rng import rng_state
-from z2all_ds.train.continuity import Probe, measure, require_continuity
+from z2all_ds.train.continuity import measure, require_continuity
 
 
 def probe(loss: float, dtype: str = "fp32") -> Probe:

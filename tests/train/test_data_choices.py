@@ -10,10 +10,12 @@ import torch
 
 from tests.helpers.command import one_line, z2all
 from tests.helpers.recomputed import loss_of
-from tests.helpers.training import losses, run_arguments, train_many
+from tests.helpers.training import losses, metrics, run_arguments, train_many
 from z2all_ds.base.config import load_run_config
 from z2all_ds.base.errors import DataError
 from z2all_ds.base.run_folder import RunFolder
+from z2all_ds.corpus.adopt import adopt_corpus
+from z2all_ds.corpus.executors import Executor
 from z2all_ds.data import PackedStream
 from z2all_ds.data.run_spec import stream_spec
 from z2all_ds.data.tokens.tokenizing import tokenize_corpus
@@ -28,6 +30,20 @@ SKIP = "data.skip_samples=[[24, 40], [60, 64]]"
 SAMPLES_PER_STEP, STEPS = 8, 12
 
 
+def with_bad_records(corpus: Path, folder: Path) -> Path:
+    """Adopt a copy of a corpus in which `code` has short records, and every third one has no text."""
+    folder.mkdir()
+    for shard in corpus.glob("*.jsonl"):
+        lines = shard.read_bytes().splitlines()
+        if shard.name.startswith("code"):
+            texts = [part for line in lines for part in json.loads(line)["content"].splitlines() if part]
+            lines = [json.dumps({"content": text}).encode() for text in texts]
+            lines[::3] = [b'{"content": null}'] * len(lines[::3])
+        (folder / shard.name).write_bytes(b"".join(line + b"\n" for line in lines))
+    adopt_corpus(folder, executor=Executor(1), on_error="skip")
+    return folder
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tokenizer: Path) -> Path:
     folder = tmp_path_factory.mktemp("choices")
@@ -35,11 +51,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tok
     tokenize_corpus(small_corpus, small_tokenizer, tokens, workers=1)
 
     def arguments(run: str, *overrides: str, corpus: Path = small_corpus) -> list[str]:
-        return run_arguments(folder / run, corpus, small_tokenizer, "deepspeed=zero2", *overrides)
+        # Without weights, shares are by tokens where these are known, and by bytes of text elsewhere.
+        weights = "data.weights={code: 2, en: 1, zh: 1}"
+        return run_arguments(folder / run, corpus, small_tokenizer, "deepspeed=zero2", weights, *overrides)
 
     all_kept = ("checkpoint.every_steps=1", "checkpoint.keep_last=20")
     plan = [
         arguments("plain"),
+        arguments("bad_records", "data.on_bad_record=skip", corpus=with_bad_records(small_corpus, folder / "bad")),
         arguments("tokens", corpus=tokens),
         arguments("became_tokens", "train.stop_at_step=5"),
         arguments("became_tokens", corpus=tokens),
@@ -56,7 +75,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tok
         arguments("best_fit_stopped"),  # refused: the packing differs
         arguments("best_fit_stopped", "data.packing=best_fit", "data.num_workers=1"),
     ]
-    assert train_many(folder, plan) == [0] * 14 + [DataError.exit_code, 0]
+    assert train_many(folder, plan) == [0] * 15 + [DataError.exit_code, 0]
     return folder
 
 
@@ -67,13 +86,26 @@ def data_state(run: Path, step: int = STEPS) -> Any:
 @pytest.mark.parametrize("run", ["tokens", "became_tokens", "workers"])
 def test_token_shards_and_workers_change_no_bit(run: str, runs: Path) -> None:
     assert losses(runs / run) == losses(runs / "plain")
-    assert data_state(runs / run) == data_state(runs / "plain")
+    assert {**data_state(runs / run), "sizes": {}} == {**data_state(runs / "plain"), "sizes": {}}
+    assert (data_state(runs / run)["sizes"] == data_state(runs / "plain")["sizes"]) == (run == "became_tokens")
 
 
 def test_a_run_on_tokens_can_be_exported(runs: Path) -> None:
     report = export_checkpoint(runs / "tokens")
     assert report.verdict.max_relative_difference <= 1e-4
     assert len(report.verdict.generated) == 3
+
+
+def test_skipped_records_of_all_ranks_are_in_the_metrics_and_in_the_last_lines(runs: Path) -> None:
+    folder = RunFolder(runs / "bad_records")
+    config = load_run_config(str(folder.config))
+    stream = PackedStream(stream_spec(config), load_tokenizer(config.data.tokenizer))
+    assert len(list(islice(stream, STEPS * SAMPLES_PER_STEP))) == STEPS * SAMPLES_PER_STEP
+    count = stream.take_bad_records()["code"]
+    counted = [record.get("bad_records_of_code", 0) for record in metrics(folder.root)]
+    assert sum(counted) == count > STEPS
+    assert f"bad records skipped, counted in every epoch: code {count}" in folder.rank_log(0).read_text()
+    assert not any("bad_records" in name for record in metrics(runs / "plain") for name in record)
 
 
 # Skipped samples
@@ -173,11 +205,22 @@ def test_the_trace_command_names_shard_record_and_domain(runs: Path, small_corpu
     assert f"{trace['pieces'][0]['shard']}, record {trace['pieces'][0]['record']}, epoch 0" in traced.stdout
 
 
+def test_the_trace_command_shows_how_often_each_domain_was_read(runs: Path) -> None:
+    """The metrics have it, too: of the lanes of rank 0, which are half of them here."""
+    answer = z2all("corpus", "trace", runs / "plain", "--json", cwd=runs)
+    assert answer.returncode == 0, answer.stderr
+    last = metrics(runs / "plain")[-1]
+    for one in json.loads(answer.stdout):
+        assert 0 <= one["least"] <= one["epochs"] <= one["most"] < one["least"] + 1
+        assert last[f"epochs_of_{one['domain']}"] == pytest.approx(one["epochs"], abs=0.5)
+    assert any(one["epochs"] > 0 for one in json.loads(answer.stdout))
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["plain"], "needs a sample or a step"),
         (["plain", "--step", "13"], "step 13: the run has steps 1 to 12"),
+        (["plain", "--sample", "99999999999999999999"], "sample 99999999999999999999: the run has samples 0 to "),
         (["plain", "--sample", "-2"], "sample -2: samples are numbered from 0"),
         (["nowhere", "--sample", "2"], "it has no run.yaml"),
     ],

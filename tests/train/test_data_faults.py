@@ -13,7 +13,7 @@ import pytest
 
 from tests.helpers.marked import marked, new_mark, wait_until
 from tests.helpers.short_documents import write_short_documents
-from tests.helpers.training import losses, run_arguments, train_many
+from tests.helpers.training import losses, run_arguments, train, train_many
 from z2all_ds.base.config import load_run_config
 from z2all_ds.base.errors import DataError
 from z2all_ds.base.run_folder import RunFolder
@@ -38,7 +38,10 @@ NAMES = ["deleted", "worker", "cut", "spoilt"]
 `deleted`: the shard is deleted while the run is stopped. `worker`: a line is overwritten while the run is stopped, and
 a worker process reads it. `cut`, `spoilt`: the shard is truncated, or a line overwritten, while the run trains.
 """
-SETTINGS = ("deepspeed=zero2", "data.num_lanes=8", f"train.steps={STEPS}", f"checkpoint.every_steps={SAVED_EVERY}")
+SETTINGS = (
+    *("deepspeed=zero2", "data.num_lanes=8", f"train.steps={STEPS}", f"checkpoint.every_steps={SAVED_EVERY}"),
+    "data.verify_shards=false",  # else the checksum is found to differ before the damaged line is reached
+)
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,10 @@ class Workshop:
         finally:
             path.write_bytes(healthy)
         logs = [run_folder.rank_log(rank).read_text().splitlines() for rank in range(2)]
-        usual = re.compile(r"step |saved |resumed |loading |precision: |dtypes: |op |optimizer: |first loss after ")
+        start = (
+            r"run folder |model: |tokens per step: |corpus: |shares of tokens: |precision: |dtypes: |ops? |optimizer: "
+        )
+        usual = re.compile(rf"{start}|step |saved |resumed |loading |first loss after ")
         return Failure(
             shard,
             process.returncode,
@@ -119,7 +125,7 @@ class Workshop:
                 if stream.position >= STEPS * SAMPLES_PER_STEP:
                     return STEPS, ""
         except DataError as error:
-            return stream.position // SAMPLES_PER_STEP, f"DataError: {error}"
+            return stream.position // SAMPLES_PER_STEP, f"{type(error).__name__}: {error}"
         raise AssertionError("a stream has no end")
 
 
@@ -169,17 +175,32 @@ def failures(workshop: Workshop) -> dict[str, Failure]:
     return failures
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_text_changed_to_another_of_the_same_size_stops_the_run(workers: int, workshop: Workshop) -> None:
+    shard = workshop.corpus / "en-00000.jsonl"
+    healthy = shard.read_bytes()
+    shard.write_bytes(healthy.replace(b" the ", b" THE "))
+    try:
+        verified = (*SETTINGS, "data.verify_shards=true", f"data.num_workers={workers}")
+        result = train(workshop.folder / f"changed_{workers}", workshop.corpus, workshop.tokenizer, *verified)
+    finally:
+        shard.write_bytes(healthy)
+    assert result.returncode == DataError.exit_code
+    assert f"DataError: {shard}: its SHA-256 differs from the manifest, the content has changed." in result.stderr
+    assert "Traceback" not in result.stderr
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_one_line_names_the_shard_and_the_record(name: str, failures: dict[str, Failure]) -> None:
     failure = failures[name]
     assert failure.code == DataError.exit_code
     *lines, judged = failure.terminal
     assert judged.startswith("RanksFailed: ")
-    assert "ended with code 3" in judged
+    assert "stopped with exit code 3 (data error). See the lines above and " in judged
     assert 1 <= len(lines) <= 2  # both ranks may find it in the same step
     logged = [line for log in failure.errors_logged for line in log]
     for line in lines:
-        assert re.match(rf"DataError: \S+/{failure.shard}, record \d+: the ", line), line
+        assert re.match(rf"(DataError|BadRecordError): \S+/{failure.shard}, record \d+: the ", line), line
         assert any(line.startswith(said) for said in logged)
 
 

@@ -1,19 +1,26 @@
 """Checks of a run's inputs before any rank starts; each error is one line."""
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.data.test_prefetch import wait_until
 from tests.helpers.training import run_arguments
 from z2all_ds.base.config import load_run_config
-from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.errors import ConfigError, DataError
+from z2all_ds.corpus.reading.verification import VERIFIER
+from z2all_ds.data import data_plan
 from z2all_ds.data.run_spec import stream_spec
 from z2all_ds.train.inputs import check_data
 
 
 def test_the_settings_of_every_stage_reach_the_data_stream(tmp_path: Path) -> None:
-    stages = "stages=[{name: a, steps: 5, weights: {en: 2}}, {name: b, sequence_length: 64, global_batch: 4}]"
-    choices = ("data.packing=best_fit", "data.skip_samples=[[8, 16]]", "data.temperature=2", "train.seed=9")
+    second_stage = "{name: b, sequence_length: 64, global_batch: 4, temperature: 2}"
+    stages = f"stages=[{{name: a, steps: 5, weights: {{en: 2}}}}, {second_stage}]"
+    choices = ("data.packing=best_fit", "data.skip_samples=[[8, 16]]", "train.seed=9")
     run = load_run_config(None, run_arguments(tmp_path, tmp_path / "corpus", tmp_path, stages, *choices))
     spec = stream_spec(run)
     assert (spec.corpus_dir, spec.seed, spec.num_lanes) == (tmp_path / "corpus", 9, 64)
@@ -22,6 +29,48 @@ def test_the_settings_of_every_stage_reach_the_data_stream(tmp_path: Path) -> No
     assert (first.name, first.sequence_length, first.samples, first.weights) == ("a", 32, 40, {"en": 2.0})
     assert (second.name, second.sequence_length, second.samples, second.weights) == ("b", 64, 28, None)
     assert second.temperature == 2.0
+    assert (spec.on_bad_record, spec.begin_of_text, spec.verify_shards, spec.even_epochs) == ("stop", None, True, True)
+
+
+@pytest.mark.parametrize(
+    ("override", "field", "value"),
+    [
+        ("data.on_bad_record=skip", "on_bad_record", "skip"),
+        ("data.begin_of_text=true", "begin_of_text", True),
+        ("data.verify_shards=false", "verify_shards", False),
+    ],
+)
+def test_a_setting_changes_its_own_field_of_the_stream_only(
+    tmp_path: Path, override: str, field: str, value: Any
+) -> None:
+    plain = stream_spec(load_run_config(None, run_arguments(tmp_path, tmp_path, tmp_path)))
+    changed = stream_spec(load_run_config(None, run_arguments(tmp_path, tmp_path, tmp_path, override)))
+    assert changed == replace(plain, **{field: value})
+
+
+def test_a_run_verifies_its_shards_by_default(
+    small_corpus: Path, small_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_plan, "COUNTED_BYTES", 0)  # counting tokens would read the shards at once
+    corpus = shutil.copytree(small_corpus, tmp_path / "corpus")
+    shard = corpus / "en-00000.jsonl"
+    shard.write_bytes(shard.read_bytes().replace(b"e", b"a"))
+    validation = f"validation.corpus={corpus}"
+    for override in ("data.verify_shards=false", "data.verify_shards=true"):
+        run = load_run_config(None, run_arguments(tmp_path, corpus, small_tokenizer, validation, override))
+        data = check_data(run, 1)
+        assert stream_spec(run).verify_shards is (override == "data.verify_shards=true")
+        assert data.held_out is not None
+        for documents in (data.documents, data.held_out):
+            domain = documents.domains["en"]
+            domain.open_block(0, 1)
+            wait_until(lambda: VERIFIER._thread is None)
+            if stream_spec(run).verify_shards:
+                with pytest.raises(DataError, match=rf"{shard.name}: its SHA-256 differs from the manifest"):
+                    domain.open_block(1, 2)
+            else:
+                domain.open_block(1, 2)
+    assert load_run_config().data.verify_shards
 
 
 def test_the_corpus_may_be_a_remote_url(tmp_path: Path) -> None:
@@ -48,3 +97,25 @@ def test_invalid_data_settings_are_one_line_errors(
     line = str(caught.value)
     assert len(line.splitlines()) == 1
     assert all(word in line for word in words), line
+
+
+def test_a_missing_corpus_is_reported_before_a_small_vocabulary(
+    tmp_path: Path, small_corpus: Path, small_tokenizer: Path
+) -> None:
+    small, missing = "model.vocab_size=64", f"data.corpus={tmp_path}/nope"
+    run = load_run_config(None, run_arguments(tmp_path, small_corpus, small_tokenizer, small))
+    with pytest.raises(DataError, match=r"does not fit model\.vocab_size=64"):
+        check_data(run, world_size=2)
+    run = load_run_config(None, run_arguments(tmp_path, small_corpus, small_tokenizer, small, missing))
+    with pytest.raises(DataError, match=r"nope/MANIFEST\.json: no such file"):
+        check_data(run, world_size=2)
+
+
+def test_skipped_ranges_of_a_resumed_run_are_checked_from_its_checkpoint_on(
+    tmp_path: Path, small_corpus: Path, small_tokenizer: Path
+) -> None:
+    skip = "data.skip_samples=[[21, 27]]"  # after 15 samples: two whole batches of 3 after the second one
+    run = load_run_config(None, run_arguments(tmp_path, small_corpus, small_tokenizer, skip))
+    check_data(run, 2, is_new=False)
+    with pytest.raises(ConfigError, match=r"skip=\[21, 27\)"):
+        check_data(run, 2)

@@ -29,21 +29,30 @@ def old(path: Path) -> Path:
 
 
 def make_lock(folder: Path) -> Path:
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "lock").touch()
     return folder / "lock"
 
 
 def test_locks_without_a_holder_are_removed(tmp_path: Path) -> None:
-    deep = old(make_lock(tmp_path / "py311_cpu" / "cpu_adam"))
-    flat = old(make_lock(tmp_path / "fused_adam"))
+    known = old(make_lock(tmp_path / "fused_adam"))  # killed before it has written its build.ninja
+    other = old(make_lock(tmp_path / "quantizer"))
+    (tmp_path / "quantizer" / "build.ninja").touch()
     (tmp_path / "fused_adam" / "fused_adam.so").touch()
-    assert sorted(build_locks.remove_stale_locks(tmp_path)) == sorted([deep, flat])
-    assert not deep.exists()
-    assert not flat.exists()
+    assert build_locks.remove_stale_locks(tmp_path) == [known, other]
+    assert not known.exists()
+    assert not other.exists()
     assert (tmp_path / "fused_adam" / "fused_adam.so").exists()
     assert build_locks.remove_stale_locks(tmp_path) == []
     assert build_locks.find_locks(tmp_path / "missing") == []
+
+
+def test_files_of_other_programs_named_lock_stay(tmp_path: Path) -> None:
+    folders = (tmp_path, tmp_path / "app", tmp_path / "app" / "cpu_adam")
+    locks = [old(make_lock(folder)) for folder in folders]
+    assert build_locks.find_locks(tmp_path) == []
+    assert build_locks.remove_stale_locks(tmp_path) == []
+    assert all(lock.exists() for lock in locks)
 
 
 def test_a_lock_is_held_while_its_process_lives(tmp_path: Path) -> None:

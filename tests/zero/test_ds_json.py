@@ -1,6 +1,7 @@
 """Tests of the checks of a DeepSpeed JSON: every refusal is one line with key, rule and fix."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from z2all_ds.base.errors import ConfigError
 from z2all_ds.base.resources import resource_dir
+from z2all_ds.zero import ds_json
 from z2all_ds.zero.ds_json import load_ds_json
 from z2all_ds.zero.ds_keys import FILLED_IN, NOT_HERE, REMOVED_IN_ZERO, REMOVED_TOP_LEVEL, RENAMED_IN_ZERO
 
@@ -214,3 +216,10 @@ def test_a_json_is_checked_without_importing_torch_or_deepspeed() -> None:
     heavy = "print([name for name in ('torch', 'deepspeed') if name in sys.modules])"
     answer = subprocess.run([sys.executable, "-c", f"{code}; {heavy}"], capture_output=True, text=True, check=True)
     assert answer.stdout == "[]\n"
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "mine.json")
+    monkeypatch.setattr(ds_json, "find_named_file", lambda *_: tmp_path / "mine.json")  # replaced since
+    with pytest.raises(ConfigError, match=r"cannot be read \(not a regular file"):
+        load_ds_json("mine.json")

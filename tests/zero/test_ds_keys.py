@@ -22,7 +22,6 @@ def on_a_cpu() -> Iterator[None]:
 def models() -> dict[str, Any]:
     """Return DeepSpeed's pydantic model of each section, by dotted name."""
     from deepspeed.comm.config import CommsLoggerConfig
-    from deepspeed.monitor.config import CometConfig, CSVConfig, TensorBoardConfig, WandbConfig
     from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
     from deepspeed.runtime.zero.leaf_module_config import DeepSpeedZeroLeafModuleConfig
@@ -40,10 +39,6 @@ def models() -> dict[str, Any]:
         "bf16": DeepSpeedBF16Config,
         "fp16": DeepSpeedFP16Config,
         "comms_logger": CommsLoggerConfig,
-        "tensorboard": TensorBoardConfig,
-        "wandb": WandbConfig,
-        "csv_monitor": CSVConfig,
-        "comet": CometConfig,
         "timers.throughput": DeepSpeedThroughputTimerConfig,
     }
 
@@ -95,7 +90,7 @@ def test_keys_of_sections_without_a_model_match_the_constants_of_deepspeed() -> 
     assert our_keys("aio") == set(AIO_DEFAULT_DICT)
     names = [name for name in vars(profiler) if name.startswith("FLOPS_PROFILER_")]
     keys = {getattr(profiler, name) for name in names if not name.endswith(("_DEFAULT", "_FORMAT"))}
-    assert our_keys("flops_profiler") == keys
+    assert our_keys("flops_profiler") == keys - {"output_file"}
     data_types = {
         constants.GRAD_ACCUM_DTYPE,
         constants.PARAM_DTYPE,

@@ -102,16 +102,17 @@ def test_an_extended_vocabulary_is_the_same_under_every_stage(llama: tuple[Path,
 
 
 def first_batch_loss(model: Any, run: RunConfig, tokenizer: Path) -> float:
-    """Return the loss that transformers computes on the samples of the first step; position ids separate the packed
-    documents."""
+    """Return the loss that transformers computes on the samples of the first step, for each packed document alone."""
     stream = iter(PackedStream(stream_spec(run), load_tokenizer(tokenizer)))
     total, count = 0.0, 0
     for _ in range(run.train.global_batch):
         sample = next(stream)
+        _, lengths = sample["document_ids"].unique_consecutive(return_counts=True)
         with torch.no_grad():
-            logits = model(sample["input_ids"][None], position_ids=sample["position_ids"][None]).logits[0]
-        counted = sample["labels"] >= 0
-        found = torch.nn.functional.cross_entropy(logits[counted], sample["labels"][counted], reduction="sum")
+            parts = [model(ids[None]).logits[0] for ids in sample["input_ids"].split(lengths.tolist())]
+        logits = torch.cat(parts)
+        counted = sample["next_tokens"] >= 0
+        found = torch.nn.functional.cross_entropy(logits[counted], sample["next_tokens"][counted], reduction="sum")
         total, count = total + found.double().item(), count + int(counted.sum())
     return total / count
 

@@ -73,7 +73,8 @@ def test_token_counts_and_domains_follow_the_stages(runs: Path) -> None:
     ]
     domains = [sorted(name for name in record if name.startswith("loss_of_")) for record in metrics(runs / "whole")]
     assert all(names == ["loss_of_code", "loss_of_en"] for names in domains[:5])
-    assert {name for names in domains[5:9] for name in names} == {"loss_of_code", "loss_of_en", "loss_of_zh"}
+    # The second stage takes its weights from the first one.
+    assert {name for names in domains[5:9] for name in names} == {"loss_of_code", "loss_of_en"}
     assert all(names == ["loss_of_zh"] for names in domains[9:])
 
 
@@ -85,7 +86,7 @@ def stage_events(run: Path) -> list[tuple[Any, ...]]:
 @pytest.mark.extended
 def test_each_stage_is_logged_when_it_begins(runs: Path) -> None:
     log = RunFolder(runs / "whole").rank_log(0).read_text()
-    stage_lines = [line.split(maxsplit=1)[1] for line in log.splitlines() if " stage " in line]
+    stage_lines = [line.split(maxsplit=1)[1] for line in log.splitlines() if line[8:15] == " stage "]
     assert stage_lines == [
         "stage short: steps 1 to 5, 8 x 32 tokens per step, rope theta 10000",
         "stage long: steps 6 to 9, 4 x 64 tokens per step, rope theta 50000",

@@ -7,12 +7,14 @@ rename is not durable before that.
 import errno
 import hashlib
 import os
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from z2all_ds.base.errors import ConfigError, MachineError
+from z2all_ds.base.paths import system_error
 
 TEMPORARY_SUFFIX = ".tmp"
 
@@ -43,14 +45,49 @@ def publish(temporary: Path, final: Path) -> None:
     force_to_disk(final.parent)
 
 
-def write_whole(final: Path, data: bytes | str) -> None:
-    """Write a small file atomically; text is encoded as UTF-8."""
+def open_new(path: Path, mode: int = 0o666) -> IO[bytes]:
+    """Open a file for writing that nobody else has put there: one that exists is replaced, a link is not followed."""
+    path.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, mode), "wb")
+
+
+def open_own(path: str | os.PathLike[str], flags: int, mode: int = 0o666) -> int:
+    """Open a file that may exist, for writing (also an `opener` of `open`); a link is refused, not followed.
+
+    A run folder may come from a stranger, whose links could lead to any file of this user. Folders may be links.
+    """
+    try:
+        # Without O_NONBLOCK, opening a FIFO would wait for a reader.
+        flags |= os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        descriptor = os.open(path, flags, mode)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):
+            raise
+        raise _not_regular(path) from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _not_regular(path)
+    return descriptor
+
+
+def _not_regular(path: str | os.PathLike[str]) -> ConfigError:
+    return ConfigError(os.fspath(path), "is a link or another file that is not regular", "Remove it.")
+
+
+def write_whole(final: Path, data: bytes | str, mode: int = 0o666, temporary: Path | None = None) -> None:
+    """Write a small file atomically; text is encoded as UTF-8. `mode` is restricted by the umask."""
     data = data.encode("utf-8") if isinstance(data, str) else data
-    temporary = temporary_name(final)
-    with open(temporary, "wb") as stream:
-        stream.write(data)
-        flush_to_disk(stream)
-    publish(temporary, final)
+    temporary = temporary or temporary_name(final)
+    try:
+        with open_new(temporary, mode) as stream:
+            stream.write(data)
+            flush_to_disk(stream)
+        publish(temporary, final)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
 
 
 class HashedFile:
@@ -62,7 +99,7 @@ class HashedFile:
         self.size = 0
 
     def __enter__(self) -> "HashedFile":
-        self._stream = open(self._temporary, "wb")
+        self._stream = open_new(self._temporary)
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
@@ -101,11 +138,13 @@ def explain_disk_errors(folder: Path) -> Iterator[None]:
     """Turn errors about a full disk or a missing permission into a MachineError."""
     try:
         yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    except Exception as error:
+        found = system_error(error)
+        number = found.errno if found else None
+        if number in (errno.ENOSPC, errno.EDQUOT):
             fix = "Free some space or choose another disk, then run the same command: it continues from there."
             raise MachineError(f"folder {folder}", "the disk or the quota is full", fix) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        if number in (errno.EACCES, errno.EPERM, errno.EROFS):
             fix = "Choose another folder or change its owner."
             raise MachineError(f"folder {folder}", "not writable", fix) from error
         raise

@@ -22,6 +22,9 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
+from z2all_ds.base.atomic import open_own
+from z2all_ds.base.console import printable
+from z2all_ds.base.json_text import load_json
 from z2all_ds.base.machine import group_is_alive
 from z2all_ds.base.parent_watch import OWNER_VARIABLE, follow_owner, owner_mark
 
@@ -32,6 +35,8 @@ LINES_KEPT = 40
 MARK = "z2all: "
 PIPES: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
 """Options of `start`."""
+SAFE_PATH = "PYTHONSAFEPATH"
+"""Python 3.11 and later: the current folder is not on sys.path."""
 
 # Start
 
@@ -41,10 +46,22 @@ def module_command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", module, *arguments]
 
 
-def package_environment() -> dict[str, str]:
-    """Return our environment, with a PYTHONPATH on which a child finds this package where it is not installed."""
-    paths = (str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH"))
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+def package_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment with which a Python child finds this package, but imports nothing from its current folder.
+
+    Others may be able to write to that folder. An empty part of PYTHONPATH stands for it, too, and is left out.
+    """
+    paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    checkout = checkout_folder()
+    if checkout and checkout not in paths:
+        paths.insert(0, checkout)
+    return {SAFE_PATH: "1", **environment, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def checkout_folder() -> str | None:
+    """Return the folder that contains this package, None where it is installed: every Python finds it there."""
+    folder = Path(__file__).resolve().parents[2]
+    return None if folder.name in ("site-packages", "dist-packages") else str(folder)
 
 
 def start(
@@ -52,22 +69,32 @@ def start(
 ) -> "subprocess.Popen[Any]":
     """Start a command in a new session and with an empty stdin, unless `options` (those of Popen) say otherwise.
 
-    The environment of an owned child names us as its owner; that of others is `environment`.
+    The environment is that of `package_environment`; for an owned child it names us as its owner.
     """
     owner = {OWNER_VARIABLE: owner_mark()} if is_owned else {}
     options = {"stdin": subprocess.DEVNULL, "start_new_session": True, **options}
-    return subprocess.Popen(command, env={**environment, **owner}, **options)
+    return subprocess.Popen(command, env={**package_environment(environment), **owner}, **options)
 
 
-def run_group(command: list[str], environment: Mapping[str, str], log: Path, *, stderr_to_log: bool = False) -> int:
-    """Run a command to its end and return its exit code; stdout goes to `log`, stderr too or to our own."""
+def run_group(
+    command: list[str],
+    environment: Mapping[str, str],
+    log: Path,
+    *,
+    stderr_to_log: bool = False,
+    grace_seconds: float = GRACE_SECONDS,
+) -> int:
+    """Run a command to its end and return its exit code; stdout goes to `log`, stderr too or to our own.
+
+    Then end what it has started and left, with `grace_seconds` between SIGTERM and SIGKILL.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as file:
+    with open(log, "wb", opener=open_own) as file:
         process = start(command, environment, stdout=file, stderr=subprocess.STDOUT if stderr_to_log else None)
         try:
             return process.wait()
         finally:
-            end_group(process)
+            end_group(process, grace_seconds)
 
 
 def owned(command: list[str]) -> list[str]:
@@ -103,25 +130,25 @@ def run_owned(command: list[str]) -> int:
 # End
 
 
-def end_group(process: "subprocess.Popen[Any]") -> None:
+def end_group(process: "subprocess.Popen[Any]", grace_seconds: float = GRACE_SECONDS) -> None:
     """End all processes of a child's session and wait for it; a second Ctrl-C skips the grace."""
-    end_group_of(process.pid)
+    end_group_of(process.pid, grace_seconds)
     process.wait()
 
 
-def end_group_of(leader: int) -> None:
+def end_group_of(leader: int, grace_seconds: float = GRACE_SECONDS) -> None:
     """End all processes of a group, also after the end of its leader, which need not be a child of ours."""
     try:
-        _signal_group(leader, signal.SIGTERM)
+        _signal_group(leader, signal.SIGTERM, grace_seconds)
     finally:
-        _signal_group(leader, signal.SIGKILL)
+        _signal_group(leader, signal.SIGKILL, GRACE_SECONDS)
 
 
-def _signal_group(group: int, number: signal.Signals) -> None:
+def _signal_group(group: int, number: signal.Signals, patience_seconds: float) -> None:
     """Send the signal and wait for its effect: after SIGKILL, too, a process lives on for some milliseconds."""
     with suppress(ProcessLookupError):
         os.killpg(group, number)
-    deadline = time.monotonic() + GRACE_SECONDS
+    deadline = time.monotonic() + patience_seconds
     while group_is_alive(group) and time.monotonic() < deadline:
         time.sleep(0.02)
 
@@ -143,7 +170,7 @@ def read_messages(stream: IO[str]) -> Iterator[dict[str, Any]]:
 def _message(line: str, mark: str) -> dict[str, Any] | None:
     """Return what a line carries, None where it is no message."""
     try:
-        found = json.loads(line.removeprefix(mark)) if line.startswith(mark) else None
+        found = load_json(line.removeprefix(mark)) if line.startswith(mark) else None
     except ValueError:
         return None
     return found if isinstance(found, dict) else None
@@ -229,7 +256,7 @@ class JsonProcess:
                     self.error_lines.append(line.strip())
                 if self._shows_errors:
                     with suppress(OSError):
-                        sys.stderr.write(line)
+                        sys.stderr.write(printable(line))  # of another machine, perhaps
                         sys.stderr.flush()
 
 

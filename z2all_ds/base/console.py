@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 PLAIN_LINE_EVERY_SECONDS = 10.0
+DIRECTION_MARKS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
 def is_interactive() -> bool:
@@ -22,9 +24,28 @@ def is_interactive() -> bool:
     return sys.stderr.isatty() and not os.environ.get("CI")
 
 
+def printable(text: str, keep: str = "\n\t") -> str:
+    """Return the text with control characters shown as escapes, except those in `keep`: text from data could control
+    the terminal, and characters that change the text direction could hide parts of it."""
+    return "".join(one if one in keep or not _is_control(one) else _escaped(one) for one in text)
+
+
+def fit_for_stdout(text: str) -> str:
+    """Return the text as `printable` does if stdout is a terminal, else unchanged: a program may read a pipe."""
+    return printable(text) if sys.stdout.isatty() else text
+
+
+def _is_control(character: str) -> bool:
+    return unicodedata.category(character) in ("Cc", "Cs") or character in DIRECTION_MARKS
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
 def say(line: str) -> None:
     """Print one line to stderr in a single write, since other processes may write to the same terminal."""
-    sys.stderr.write(f"{line}\n")
+    sys.stderr.write(f"{printable(line)}\n")
     sys.stderr.flush()
 
 
@@ -45,6 +66,11 @@ def human_seconds(seconds: float) -> str:
     return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
 
 
+def amount_text(count: float, unit: str, with_unit: bool = True) -> str:
+    """Return an amount of bytes or of other things for people."""
+    return human_bytes(count) if unit == "bytes" else f"{count:,.0f} {unit if with_unit else ''}".rstrip()
+
+
 class Advance(Protocol):
     """Advance a bar by `amount`; `note` is shown next to it until the next call."""
 
@@ -56,14 +82,11 @@ def progress(label: str, total: float | None = None, unit: str = "") -> Iterator
     """Yield `advance(n, note)`. Shows a rich bar with ETA on a terminal, else a line at most every ten seconds."""
     if is_interactive():
         with _bars(unit) as bars:
-            task = bars.add_task(label, total=total, note="")
-            yield lambda amount, note="": bars.update(task, advance=amount, note=note)
+            task = bars.add_task(printable(label), total=total or None, note="")  # of nothing, no bar at 100%
+            yield lambda amount, note="": bars.update(task, advance=amount, note=printable(note))
         return
 
     started, last, done, last_note = time.monotonic(), time.monotonic(), 0.0, ""
-
-    def amount_of(count: float, with_unit: bool = True) -> str:
-        return human_bytes(count) if unit == "bytes" else f"{count:,.0f} {unit if with_unit else ''}".rstrip()
 
     def advance(amount: float, note: str = "") -> None:
         nonlocal done, last, last_note
@@ -72,35 +95,46 @@ def progress(label: str, total: float | None = None, unit: str = "") -> Iterator
         now = time.monotonic()
         if now - last >= PLAIN_LINE_EVERY_SECONDS:
             last = now
-            share, left = amount_of(done), ""
+            share, left = amount_text(done, unit), ""
             if total:
-                share = f"{amount_of(done, with_unit=False)} of {amount_of(total)}"
+                share = f"{amount_text(done, unit, with_unit=False)} of {amount_text(total, unit)}"
                 left = f", {human_seconds((total - done) / done * (now - started))} left" if 0 < done < total else ""
             say(f"{label}: {share}{last_note} ({human_seconds(now - started)}{left})")
 
     yield advance
-    say(f"{label}: {amount_of(done)}{last_note} in {human_seconds(time.monotonic() - started)}")
+    say(f"{label}: {amount_text(done, unit)}{last_note} in {human_seconds(time.monotonic() - started)}")
 
 
 def _bars(unit: str) -> "Progress":
-    """Return a bar with amounts, a note, time and ETA; bytes are shown with unit and speed."""
+    """Return a bar with amounts, a note, time and ETA; bytes are shown with their unit."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
-        DownloadColumn,
-        MofNCompleteColumn,
         Progress,
         ProgressColumn,
+        Task,
         TextColumn,
         TimeElapsedColumn,
         TimeRemainingColumn,
-        TransferSpeedColumn,
     )
+    from rich.table import Column
+    from rich.text import Text
 
-    amounts: list[ProgressColumn] = [MofNCompleteColumn(), TextColumn(unit)]
-    if unit == "bytes":
-        amounts = [DownloadColumn(binary_units=True), TransferSpeedColumn()]
-    columns = [TextColumn("{task.description}"), BarColumn(), *amounts, TextColumn("{task.fields[note]}")]
+    class Amount(ProgressColumn):
+        """The amount done, of the total if it is known; nothing while there is nothing to say."""
+
+        def render(self, task: Task) -> Text:
+            total = f"/{amount_text(task.total, unit)}" if task.total else ""
+            speed = f" {human_bytes(task.speed)}/s" if unit == "bytes" and task.speed else ""
+            done = amount_text(task.completed, unit, with_unit=not total)
+            return Text(f"{done}{total}{speed}" if task.completed or total else "")
+
+    columns = [
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=None, table_column=Column(max_width=40)),  # shrinks on a narrow terminal
+        Amount(table_column=Column(no_wrap=True)),
+        TextColumn("{task.fields[note]}", markup=False),
+    ]
     return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True))
 
 
@@ -112,9 +146,12 @@ def heartbeat(label: str) -> Iterator[None]:
         from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
         with Progress(
-            SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=Console(stderr=True)
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
         ) as bars:
-            bars.add_task(label, total=None)
+            bars.add_task(printable(label), total=None)
             yield
         return
 

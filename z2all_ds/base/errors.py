@@ -4,6 +4,8 @@ Every class has its own exit code, so that a script or a supervisor can tell a t
 are bugs in this package and show their traceback.
 """
 
+from z2all_ds.base.url_passwords import text_without_passwords
+
 EXIT_OK = 0
 EXIT_BUG = 1
 EXIT_INTERRUPTED = 130
@@ -19,8 +21,9 @@ class Z2allError(Exception):
 
     def __init__(self, what: str, rule: str, fix: str) -> None:
         self.what, self.rule, self.fix = what, rule, fix
-        # File names and library messages may contain line breaks; the message must be one line.
-        super().__init__(" ".join(f"{what}: {rule.rstrip('.')}. {fix}".splitlines()))
+        # File names and library messages may contain line breaks; the message must be one line. Messages are kept in
+        # logs and events, and sent to trackers.
+        super().__init__(text_without_passwords(" ".join(f"{what}: {rule.rstrip('.')}. {fix}".splitlines())))
 
     def __reduce__(self) -> tuple[type["Z2allError"], tuple[str, str, str]]:
         return type(self), (self.what, self.rule, self.fix)  # keeps the fields when pickled from a worker process
@@ -36,6 +39,10 @@ class DataError(Z2allError):
     """A corpus, shard, record or tokenizer that is missing, corrupt, or differs from the one the run started with."""
 
     exit_code = 3
+
+
+class BadRecordError(DataError):
+    """A record without a valid text, in a file that is otherwise readable."""
 
 
 class CheckpointError(Z2allError):

@@ -2,23 +2,33 @@
 
 When one rank fails, the others fail as a consequence with messages of their own. A rank that was killed or hangs cannot
 write a record; the watchdog of its node does (`cluster/launch/watchdog.py`).
+
+Another start in the same folder may be refused while a run trains there. So a launcher names its launch, its ranks
+inherit the name, and all functions but `forget_faults` concern the records of the own launch only. Without a launcher
+of ours there is no name.
 """
 
 import json
-import shutil
+import os
+import re
+import secrets
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from z2all_ds.base.atomic import open_new
 from z2all_ds.base.errors import MachineError, NotSaved, Z2allError
+from z2all_ds.base.json_text import load_json
 from z2all_ds.base.run_folder import RunFolder
 
 KILLED, HANG, OUT_OF_MEMORY, LOST_PEER, BUG = "killed", "hang", "out_of_memory", "lost_peer", "bug"
 NODE_LOST = "node_lost"
 FAULT_VARIABLE = "Z2ALL_FAULT_AT"
 """time.time() of the last step before the fault that this launch recovers from."""
+LAUNCH_VARIABLE = "Z2ALL_LAUNCH"
+"""Name of the launch, for its ranks and watchdogs."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,16 @@ class Fault:
     time_unix: float = field(default_factory=time.time)
 
 
+OUR_NAMES = re.compile(r"rank_\d+(_[0-9a-f]+)?(\.json|\.part)?", re.ASCII)
+"""Names of fault records and of NCCL's flight records."""
+
+
+def name_launch() -> str:
+    """Return a new name for the launch of this process, which its children inherit."""
+    os.environ[LAUNCH_VARIABLE] = secrets.token_hex(8)
+    return os.environ[LAUNCH_VARIABLE]
+
+
 def family_of(error: Z2allError) -> str:
     """Return the base class's name: `DataError` -> `data`, also for subclasses. A disk error counts as `machine`."""
     if isinstance(error, NotSaved):
@@ -54,12 +74,13 @@ def write_fault(folder: RunFolder, fault: Fault) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             temporary = path.with_suffix(".part")
-            temporary.write_text(json.dumps(asdict(fault), ensure_ascii=False), encoding="utf-8")
+            with open_new(temporary) as file:
+                file.write(json.dumps(asdict(fault), ensure_ascii=False).encode())
             temporary.replace(path)
 
 
 def forget_fault(folder: RunFolder, rank: int) -> None:
-    """Delete the record of a rank from an earlier launch."""
+    """Delete the record of a rank, for example from an earlier start without a launcher."""
     with suppress(OSError):
         _path(folder, rank).unlink(missing_ok=True)
 
@@ -69,21 +90,32 @@ def has_fault(folder: RunFolder, rank: int) -> bool:
 
 
 def forget_faults(folder: RunFolder) -> None:
-    """Delete all records before a launch."""
+    """Delete the records of all launches, before a launch."""
     for left in (folder.faults, folder.flights):
-        shutil.rmtree(left, ignore_errors=True)
+        if left.is_symlink():
+            continue
+        for path in left.iterdir() if left.is_dir() else ():
+            if OUR_NAMES.fullmatch(path.name):
+                with suppress(OSError):
+                    path.unlink()
 
 
 def read_faults(folder: RunFolder) -> list[Fault]:
-    return [_read(path) for path in sorted(folder.faults.glob("rank_*.json"))]
+    ours = re.compile(rf"rank_\d+{re.escape(_suffix())}", re.ASCII)
+    return [_read(path) for path in sorted(folder.faults.glob("rank_*")) if ours.fullmatch(path.name)]
 
 
 def _path(folder: RunFolder, rank: int) -> Path:
-    return folder.faults / f"rank_{rank:04d}.json"
+    return folder.faults / f"rank_{rank:04d}{_suffix()}"
+
+
+def _suffix() -> str:
+    launch = os.environ.get(LAUNCH_VARIABLE)
+    return f"_{launch}.json" if launch else ".json"
 
 
 def _read(path: Path) -> Fault:
-    return Fault(**json.loads(path.read_text(encoding="utf-8")))
+    return Fault(**load_json(path.read_text(encoding="utf-8")))
 
 
 def first_fault(faults: Iterable[Fault]) -> Fault | None:

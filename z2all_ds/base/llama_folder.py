@@ -6,6 +6,7 @@ problems are found before any rank starts.
 
 import json
 import math
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +14,12 @@ from typing import Any
 
 from z2all_ds.base.config.sections import ModelSection
 from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.foreign_content import explain_content
+from z2all_ds.base.json_text import load_json
+from z2all_ds.base.paths import expanded
 from z2all_ds.base.rope_scaling import check_rope_scaling, with_rope_type
+from z2all_ds.base.storage.open_files import open_regular, read_regular
+from z2all_ds.base.vocabulary_rows import tokens_in
 
 MODEL_TYPES = ("llama", "z2all")
 """`z2all`: a folder of this package's own model class, which uses Llama's tensor names."""
@@ -37,7 +43,7 @@ class LlamaFolder:
     """A Llama folder; every error about it is one line that starts with `setting`."""
 
     def __init__(self, path: str | Path, setting: str = "train.init_from") -> None:
-        self.path = Path(path).expanduser()
+        self.path = expanded(path)
         self._setting = f"{setting}={path}"
         if not self.path.is_dir():
             raise self._wrong("no such folder", "Use a local Hugging Face folder.")
@@ -64,6 +70,10 @@ class LlamaFolder:
     @cached_property
     def model_fields(self) -> dict[str, Any]:
         """The `model` section of a run config for this folder; defaults are those of Llama's config class."""
+        with explain_content(ConfigError, self._setting, "its config.json is not valid", "Use a complete copy."):
+            return self._model_fields()
+
+    def _model_fields(self) -> dict[str, Any]:
         config = self.config
         rope = dict(config.get("rope_parameters") or {})
         theta = rope.pop("rope_theta", None) or config.get("rope_theta") or 10000.0
@@ -155,9 +165,9 @@ class LlamaFolder:
     def _header(self, file: Path) -> dict[str, TensorPlace]:
         """Read names, shapes and dtypes, and check that the file has all of its data."""
         try:
-            with file.open("rb") as opened:
+            with os.fdopen(open_regular(file), "rb") as opened:
                 length = int.from_bytes(opened.read(8), "little")
-                content = json.loads(opened.read(length)) if length <= LONGEST_HEADER_BYTES else {}
+                content = load_json(opened.read(length)) if length <= LONGEST_HEADER_BYTES else {}
             found = {name: entry for name, entry in content.items() if name != "__metadata__"}
             end = max((entry["data_offsets"][1] for entry in found.values()), default=math.inf)
             if file.stat().st_size != 8 + length + end:
@@ -168,7 +178,7 @@ class LlamaFolder:
 
     def _read_json(self, name: str) -> dict[str, Any]:
         try:
-            content = json.loads((self.path / name).read_text(encoding="utf-8"))
+            content = load_json(read_regular(self.path / name))
         except FileNotFoundError:
             raise self._wrong(f"it has no {name}", "Use a local Hugging Face folder.") from None
         except (OSError, ValueError) as error:
@@ -184,13 +194,6 @@ class LlamaFolder:
         """Token text -> id; None without a tokenizer.json."""
         if not (self.path / "tokenizer.json").is_file():
             return None
-        return tokens_in(self._read_json("tokenizer.json"))
-
-
-def tokens_in(tokenizer_json: dict[str, Any]) -> dict[str, int]:
-    """Return token text -> id, control tokens included."""
-    vocabulary = (tokenizer_json.get("model") or {}).get("vocab") or {}
-    if isinstance(vocabulary, list):  # unigram models store [text, score] in the order of ids
-        vocabulary = {text: number for number, (text, _) in enumerate(vocabulary)}
-    added = {token["content"]: token["id"] for token in tokenizer_json.get("added_tokens") or []}
-    return {**vocabulary, **added}
+        content = self._read_json("tokenizer.json")
+        with explain_content(ConfigError, self._setting, "its tokenizer.json is not valid", "Use a complete copy."):
+            return tokens_in(content)

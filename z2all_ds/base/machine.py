@@ -21,6 +21,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from z2all_ds.base.errors import MachineError
+from z2all_ds.base.paths import expanded
+
+COMPILE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 # Compiler and disk
 
@@ -41,7 +44,7 @@ def require_compiler(environment: Mapping[str, str] = os.environ) -> str:
 
 def require_free_disk(path: str | os.PathLike[str], bytes_needed: int, purpose: str) -> int:
     """Return the free bytes where `path` is or will be; raise if `purpose` needs more."""
-    folder = Path(path).expanduser().absolute()
+    folder = expanded(path).absolute()
     while not folder.exists():
         folder = folder.parent
     bytes_free = shutil.disk_usage(folder).free
@@ -86,7 +89,30 @@ def private_temp_dir() -> Path:
         raise MachineError(str(folder), rule, "Set TMPDIR to a writable folder.") from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise MachineError(str(folder), "belongs to another user", "Remove it, or set TMPDIR to a folder of your own.")
+    if found.st_mode & 0o022:
+        raise MachineError(str(folder), "can be written to by other users", f"Run `chmod 700 {folder}`.")
     return folder
+
+
+def set_compile_cache() -> None:
+    """Let torch.compile in this process use a private cache. Its default, a folder with a known name in the temporary
+    folder, may have been created by another user, and code in it is executed."""
+    if COMPILE_CACHE not in os.environ:
+        os.environ[COMPILE_CACHE] = str(_compile_cache())
+
+
+def _compile_cache() -> Path:
+    return private_temp_dir() / "torchinductor"
+
+
+def _require_trusted(folder: Path, what: str) -> None:
+    """Refuse a folder of libraries to load that another user owns or may write to; root and our groups may."""
+    found = folder.stat()
+    fix = "Set TORCH_EXTENSIONS_DIR to a folder of your own, or unset it."
+    if found.st_uid not in (os.geteuid(), 0):
+        raise MachineError(what, f"{folder} belongs to another user, whose libraries would be loaded", fix)
+    if found.st_mode & stat.S_IWOTH:
+        raise MachineError(what, f"{folder} can be written to by every user, and its libraries are loaded", fix)
 
 
 def _torch_folder() -> Path | None:
@@ -147,10 +173,11 @@ def extensions_dir(environment: Mapping[str, str] = os.environ) -> Path:
     """
     chosen = environment.get("TORCH_EXTENSIONS_DIR")
     if chosen:
-        folder = Path(chosen).expanduser().absolute()
+        folder, what = expanded(chosen).absolute(), f"TORCH_EXTENSIONS_DIR={chosen}"
         if not _make_writable_folder(folder):
-            what = f"TORCH_EXTENSIONS_DIR={chosen}"
             raise MachineError(what, "cannot be created or written to", "Set it to a writable folder, or unset it.")
+        for place in (folder, *filter(Path.is_dir, folder.iterdir())):
+            _require_trusted(place, what)
         return folder
     home = Path(environment.get("HOME") or os.path.expanduser("~"))
     cache = Path(environment.get("XDG_CACHE_HOME") or home / ".cache")
@@ -234,6 +261,8 @@ def default_environment(ranks: int, environment: Mapping[str, str] = os.environ)
     own_bin = str(Path(sys.executable).parent)
     result["PATH"] = os.pathsep.join([own_bin, *(part for part in path.split(os.pathsep) if part != own_bin)])
     result["TORCH_EXTENSIONS_DIR"] = str(extensions_dir(environment))
+    if COMPILE_CACHE not in environment:
+        result[COMPILE_CACHE] = str(_compile_cache())
     packages = blank_free_packages(_torch_folder())
     if packages:
         theirs = [

@@ -2,11 +2,14 @@
 
 import json
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from z2all_ds.base.console import printable
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -15,6 +18,8 @@ Result = TypeVar("Result")
 Cell = str | tuple[str, str]
 """Text, or text and its colour."""
 GAP = "  "
+NOT_PRINTABLE = re.compile("[\x7f-\x9f\ud800-\udfff]")
+"""What JSON may contain: control characters of terminals, and lone surrogates (of file names that are not UTF-8)."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ def print_lines(shown: Shown) -> None:
         if isinstance(part, Table):
             _print_table(part)
         else:
-            print(part)
+            print(printable(part))
 
 
 def print_as_measured(
@@ -69,14 +74,15 @@ def print_as_measured(
     for result in results:
         if not found:
             print(head, file=file)
-        print(line(result), file=file, flush=True)
+        print(printable(line(result)), file=file, flush=True)
         found.append(result)
     return found
 
 
 def to_json(value: Any) -> str:
     """Return indented JSON text of dataclasses, mappings, sequences and plain values."""
-    return json.dumps(plain(value), indent=2, ensure_ascii=False)
+    text = json.dumps(plain(value), indent=2, ensure_ascii=False)
+    return NOT_PRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def plain(value: Any) -> Any:
@@ -98,15 +104,42 @@ def _print_table(table: Table) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
-    for line in _table_lines(table):
-        console.print(line, soft_wrap=True)  # a terminal folds a long line, nothing is cut off
+    for number, part in enumerate(fitting_parts(table, console.width) if console.is_terminal else [table]):
+        if number:
+            console.print()
+        for line in _table_lines(part):
+            console.print(line, soft_wrap=True)  # a terminal folds a long line, nothing is cut off
+
+
+def fitting_parts(table: Table, width: int) -> list[Table]:
+    """Return the table, or if it is wider than `width` cells, several with some of its columns and always the first.
+
+    A table with free text is not divided.
+    """
+    rows, count = list(table.rows), len(table.columns)
+    if count < 3 or any(len(row) != count for row in rows):
+        return [replace(table, rows=rows)]
+
+    def part(numbers: list[int]) -> Table:
+        align = "".join(table.align[min(number, len(table.align) - 1)] for number in numbers)
+        return Table([table.columns[one] for one in numbers], [[row[one] for one in numbers] for row in rows], align)
+
+    parts, chosen = list[Table](), [0]
+    for number in range(1, count):
+        widest = max((line.cell_len for line in _table_lines(part([*chosen, number]))), default=0)
+        if len(chosen) > 1 and widest > width:
+            parts.append(part(chosen))
+            chosen = [0]
+        chosen.append(number)
+    return [*parts, part(chosen)]
 
 
 def _table_lines(table: Table) -> "Iterator[Text]":
     from rich.text import Text
 
     heads = zip_longest(*(column.split("\n") for column in table.columns), fillvalue="") if any(table.columns) else ()
-    rows = [[Text(one) if isinstance(one, str) else Text(*one) for one in row] for row in (*heads, *table.rows)]
+    cells = [[(one, "") if isinstance(one, str) else one for one in row] for row in (*heads, *table.rows)]
+    rows = [[Text(printable(text), style) for text, style in row] for row in cells]
     count = len(table.columns)
     # The free text at the end of a short row takes no part in the widths.
     known = [row if len(row) == count else row[:-1] for row in rows]

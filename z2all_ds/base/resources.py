@@ -4,6 +4,7 @@ import difflib
 from pathlib import Path
 
 from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.paths import expanded
 
 PACKAGE_DIR = Path(__file__).resolve().parents[1]
 
@@ -18,7 +19,7 @@ def resource_dir(name: str) -> Path:
 
 def find_named_file(wanted: str, kind: str, folder: str, suffix: str) -> Path:
     """Return the path if it is a file, else the shipped file of that name; the error lists the shipped ones."""
-    path = Path(wanted).expanduser()
+    path = expanded(wanted)
     if path.is_file():
         return path.resolve()
     shipped = {p.stem: p for p in sorted(resource_dir(folder).glob(f"*{suffix}"))}

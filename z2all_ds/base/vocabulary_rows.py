@@ -1,4 +1,4 @@
-"""Mapping of the vocabulary rows of another model to the rows of this one. Pure functions, no torch.
+"""Rows of the vocabulary: their number for a tokenizer, and their mapping from those of another model. No torch.
 
 1. If all ids that both tokenizers have stand for the same tokens, rows keep their ids.
 2. Otherwise rows are matched by the text of their token.
@@ -9,11 +9,18 @@ A row with no counterpart is new.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.json_text import load_json
+from z2all_ds.base.paths import expanded
+from z2all_ds.base.storage.open_files import read_regular
 
 NEW = -1
+AUTO = "auto"
+ROW_MULTIPLE = 64
+"""Matrix products are fastest with multiples of 64."""
 
 
 @dataclass(frozen=True)
@@ -66,3 +73,40 @@ def match_rows(
         what, rule = "data.tokenizer", "it has no token in common with the train.init_from folder"
         raise ConfigError(what, rule, "Use that folder's tokenizer: `z2all tokenizer import`.")
     return VocabularyRows(rows, "text")
+
+
+def tokens_in(tokenizer_json: dict[str, Any]) -> dict[str, int]:
+    """Return token text -> id, control tokens included."""
+    vocabulary = (tokenizer_json.get("model") or {}).get("vocab") or {}
+    if isinstance(vocabulary, list):  # unigram models store [text, score] in the order of ids
+        vocabulary = {text: number for number, (text, _) in enumerate(vocabulary)}
+    added = {token["content"]: token["id"] for token in tokenizer_json.get("added_tokens") or []}
+    tokens = {**vocabulary, **added}
+    if not all(type(number) is int and number >= 0 for number in tokens.values()):
+        raise ValueError("an id of a token is not a whole number")
+    return tokens
+
+
+def rounded_rows(num_ids: int) -> int:
+    """Return the rows for a number of ids: the next multiple of 64."""
+    return -(-num_ids // ROW_MULTIPLE) * ROW_MULTIPLE
+
+
+def automatic_size(tokenizer: str, init_from: str) -> int:
+    """Return the value of `model.vocab_size=auto`: the rows of the init_from folder if they suffice, else the ids of
+    the tokenizer, rounded up."""
+    what = f"model.vocab_size={AUTO}"
+    if not tokenizer:
+        raise ConfigError(what, "needs a tokenizer to count its ids", "Give data.tokenizer=PATH, or a number.")
+    try:
+        num_ids = max(tokens_in(_read_json(Path(tokenizer) / "tokenizer.json")).values()) + 1
+        rows = _read_json(Path(init_from) / "config.json").get("vocab_size") if init_from else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        fix = "Give a folder with a tokenizer.json as data.tokenizer, or a number."
+        raise ConfigError(what, f"its ids cannot be counted ({error})", fix) from None
+    return rows if type(rows) is int and rows >= num_ids else rounded_rows(num_ids)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = load_json(read_regular(expanded(path)))
+    return content

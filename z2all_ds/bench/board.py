@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 from z2all_ds.base.child_process import GRACE_SECONDS, end_group, module_command, start
 from z2all_ds.base.console import heartbeat, human_bytes, progress
@@ -62,19 +63,27 @@ def _measure_pages(run: Path) -> list[dict[str, float]] | None:
 
 @dataclass
 class StartedBoard:
-    """A board's process and its address."""
+    """A board's process, its address with the token, and an opener that is logged in."""
 
     process: "subprocess.Popen[bytes]"
     address: str
+    opener: urllib.request.OpenerDirector
     started: float
     seconds_to_listening: float
 
     def get(self, path: str) -> tuple[Any, float]:
         """Return an answer, and the seconds until it came."""
         began = time.perf_counter()
-        with urllib.request.urlopen(f"{self.address}{path}", timeout=60) as answer:
+        with self.opener.open(urljoin(self.address, path), timeout=60) as answer:
             content = json.load(answer)
         return content, time.perf_counter() - began
+
+
+def logged_in(address: str) -> urllib.request.OpenerDirector:
+    """Return an opener with the cookie of the board at the printed address."""
+    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+    opener.open(address.replace("/?", "/api/runs?"), timeout=60).close()
+    return opener
 
 
 @contextmanager
@@ -90,7 +99,8 @@ def started_board(*places: str | Path) -> Iterator[StartedBoard]:
             found = re.search(r"http://\S+", line)
             if found is None:
                 raise MachineError("z2all board", f"did not start: {line.strip()}", "Run it yourself to see why.")
-            yield StartedBoard(process, found[0], started, time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            yield StartedBoard(process, found[0], logged_in(found[0]), started, seconds)
         finally:
             process.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):

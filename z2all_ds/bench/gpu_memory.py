@@ -53,6 +53,8 @@ OF_3B = (
 )
 """12 layers of the 7B model: 3.0 B parameters."""
 LONG = ("train.sequence_length=8192", "model.max_position_embeddings=8192")
+FEW_ACTIVATIONS = ("train.sequence_length=256", "train.activation_checkpointing=full")
+"""So that the peak is in the optimizer step."""
 CASES = (
     _case("zero1", "deepspeed=zero1", ONE_DOCUMENT),
     _case("zero1_micro_2", "deepspeed=zero1", ONE_DOCUMENT, micro=2),
@@ -80,6 +82,10 @@ CASES = (
     _case("fp32_stream", "deepspeed=zero2", "model.residual_in_fp32=true"),
     _case("compiled_layers", "deepspeed=zero2", "train.compile=layers"),
     _case("adamw_8bit", "deepspeed=zero2", "optimizer.kind=adamw_8bit"),
+    _case("adamw_8bit_step_zero1", "deepspeed=zero1", "optimizer.kind=adamw_8bit", *FEW_ACTIVATIONS, micro=1),
+    _case("adamw_8bit_step_zero2", "deepspeed=zero2", "optimizer.kind=adamw_8bit", *FEW_ACTIVATIONS, micro=1),
+    _case("adamw_8bit_step_zero3", "deepspeed=zero3", "optimizer.kind=adamw_8bit", *FEW_ACTIVATIONS, micro=1),
+    _case("adafactor_step_zero2", "deepspeed=zero2", "optimizer.kind=adafactor", *FEW_ACTIVATIONS, micro=1),
     _case("3b_zero1", "deepspeed=zero1", *OF_3B, micro=4),
     MemoryCase("120m_zero2", ("deepspeed=zero2", "train.micro_batch=32", "train.global_batch=64"), config="z2all_120m"),
     _case("two_ranks_zero1", "deepspeed=zero1", micro=4, ranks=2),

@@ -1,7 +1,8 @@
-"""`z2all bench optimizers`: the state size and step time of each optimizer, on one flat tensor as under ZeRO.
+"""`z2all bench optimizers`: state size, temporary memory and step time of each optimizer, on a flat tensor as in ZeRO.
 
-State bytes are those of the tensors that an optimizer keeps after a step, without counters; they are compared with the
-bytes that the registry states. Optimizers that cannot run here are listed with the reason.
+State bytes are those of the tensors that an optimizer keeps after a step, without counters. Step bytes, measured on a
+GPU, are the peak of what a step allocates besides. Both are compared with the bytes that the registry states.
+Optimizers that cannot run here are listed with the reason.
 """
 
 import os
@@ -27,6 +28,10 @@ MIN_PARAMETERS = 4096
 BYTES_NEEDED_PER_PARAMETER = 32
 """Weight, gradient, two moments, and temporary tensors."""
 BUDGET_MS = 500.0
+FIGURES = (
+    *("state_bytes_measured", "state_bytes_stated"),
+    *("step_bytes_measured", "step_bytes_stated", "milliseconds_per_step"),
+)
 
 
 def bench_optimizers(parameters: int | None = None) -> Report:
@@ -78,7 +83,7 @@ def _measure(section: OptimizerSection, situation: OptimizerSituation, parameter
     with heartbeat(f"measuring {section.kind}"):
         optimizer = build_optimizer(choice, [{"params": [weight], "weight_decay": section.weight_decay}], section)
         optimizer.step()
-        measured = state_bytes(optimizer) / parameters
+        measured, in_step = state_bytes(optimizer) / parameters, step_bytes(optimizer, state_device)
         seconds = time_call(optimizer.step, state_device, BUDGET_MS)
     return {
         "kind": section.kind,
@@ -87,8 +92,20 @@ def _measure(section: OptimizerSection, situation: OptimizerSituation, parameter
         "device": state_device.type,
         "state_bytes_stated": choice.state_bytes_per_parameter,
         "state_bytes_measured": measured,
+        "step_bytes_stated": choice.step_bytes_per_parameter,
+        "step_bytes_measured": None if in_step is None else in_step / parameters,
         "milliseconds_per_step": 1e3 * seconds,
     }
+
+
+def step_bytes(optimizer: torch.optim.Optimizer, device: torch.device) -> int | None:
+    """Return the peak of the memory that a step allocates; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    optimizer.step()
+    return torch.cuda.max_memory_allocated(device) - before
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:
@@ -112,8 +129,8 @@ def describe(report: Report) -> Shown:
     yield head_line(report["measured_on"], f"{report['parameters']:,} parameters")
     rows = []
     for one in report["optimizers"]:
-        figures = (one[name] for name in ("state_bytes_measured", "state_bytes_stated", "milliseconds_per_step"))
+        figures = (one[name] for name in FIGURES)
         weights = " ".join(filter(None, (one["weights"], one["rounding"])))
-        rows.append([one["kind"], weights, *(f"{figure:.2f}" for figure in figures)])
+        rows.append([one["kind"], weights, *("-" if figure is None else f"{figure:.2f}" for figure in figures)])
     rows += [[refusal["kind"], refusal["reason"]] for refusal in report["refused"]]
-    yield Table(("kind", "weights", "state bytes", "stated", "ms/step"), rows, "llr")
+    yield Table(("kind", "weights", "state bytes", "stated", "step bytes", "stated", "ms/step"), rows, "llr")

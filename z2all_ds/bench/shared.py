@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from z2all_ds.base.child_process import package_environment
 from z2all_ds.base.errors import ConfigError
 
 Result = TypeVar("Result")
@@ -80,11 +81,12 @@ def in_new_process(function: Callable[..., Result], *arguments: Any) -> Result:
 
 def run_process(command: Sequence[str], job: Any = None, **options: Any) -> "subprocess.CompletedProcess[str]":
     """Run a command with `job` as JSON on its stdin, and return its exit code and its stdout."""
+    options.setdefault("env", package_environment())
     return subprocess.run(command, input=json.dumps(job), stdout=subprocess.PIPE, text=True, **options)
 
 
 def error_line(output: str) -> str:
-    """Return the last line that contains "error", or else the last line."""
+    """Return the last line that contains "error", or else the last line. RanksFailed only refers to the line above."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    errors = [line for line in lines if "error" in line.lower()]
+    errors = [line for line in lines if "error" in line.lower() and not line.startswith("RanksFailed")]
     return (errors or lines or ["no output"])[-1][:300]

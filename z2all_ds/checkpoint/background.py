@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 from z2all_ds.base import child_process
 from z2all_ds.base.parent_watch import follow_owner
 from z2all_ds.checkpoint.disk_file import copy_of
+from z2all_ds.checkpoint.snapshot_check import why_files_damaged
 from z2all_ds.checkpoint.writer import Job, Part, write_checkpoint
 
 NICENESS = 10
@@ -44,14 +45,14 @@ class BackgroundWriter:
         self._process: child_process.JsonProcess | None = None
         self._is_busy = False
 
-    def submit(self, job: Job, slot: Path, files: Sequence[str]) -> None:
-        """Start to write `files` of the slot to the checkpoint, under the same paths."""
+    def submit(self, job: Job, slot: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
+        """Start to write `files` of the slot, given with size and checksum, to the checkpoint under the same paths."""
         assert not self._is_busy, "one job at a time"
         if self._process is None or self._process.process.poll() is not None:
             command = child_process.module_command("z2all_ds.checkpoint.background")
             self._process = child_process.JsonProcess(command, child_process.package_environment(), shows_errors=True)
         self._is_busy = True
-        self._process.send({"job": asdict(job), "slot": str(slot), "files": list(files)})
+        self._process.send({"job": asdict(job), "slot": str(slot), "files": files})
 
     def answer(self) -> Answer | None:
         """Return the result of the job, None as long as there is none."""
@@ -91,9 +92,11 @@ def main() -> None:
         message = messages.get()
         if message == ABANDON:  # the job has ended in the meantime
             continue
-        job, slot = Job(**message["job"]), Path(message["slot"])
-        files = {name: copy_of(slot / name) for name in message["files"]}
-        problem = write_checkpoint(job, files, partial(_exchange_parts, job, messages))
+        job, slot, files = Job(**message["job"]), Path(message["slot"]), message["files"]
+        contents = {name: copy_of(slot / name) for name in files}
+        # The checksums come from the rank, not from the slot, where another process could have changed them too.
+        check = partial(why_files_damaged, slot, files)
+        problem = write_checkpoint(job, contents, partial(_exchange_parts, job, messages), check)
         child_process.write_message(sys.stdout, asdict(Answer(problem)))
 
 

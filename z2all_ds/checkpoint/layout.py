@@ -11,6 +11,7 @@ checkpoints/step_00001000/
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from typing import Any
 
 from z2all_ds.base.atomic import force_to_disk, write_whole
 from z2all_ds.base.errors import CheckpointError
+from z2all_ds.base.json_text import load_json
+from z2all_ds.base.storage.open_files import read_regular
 from z2all_ds.checkpoint.disk_file import BLOCK_BYTES, file_checksum, hashing_threads
 
 MANIFEST = "MANIFEST.json"
@@ -28,6 +31,14 @@ DATA_STATE = "data_state.json"
 WEIGHT = "weight"
 """Key of the master weights in the index; the other keys are the optimizer's names of its states."""
 TEMPORARY_PREFIX = ".tmp_"
+FIX_DAMAGED = "Use another checkpoint, or restore this one from a copy."
+REQUIRED = (TRAINER, DATA_STATE, f"{STATE_FOLDER}/{STATE_INDEX}")
+OUR_FILES = re.compile(
+    rf"(?:MANIFEST\.json|{TRAINER}|{DATA_STATE}|rng_rank_\d+\.pt|{STATE_FOLDER}/[A-Za-z0-9_.-]+)(?:\.tmp)?"
+    r"|written_by_\d+\.(?:json|part)",
+    re.ASCII,
+)
+"""Names of files in a checkpoint, finished or not."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +65,29 @@ class Checkpoint:
     def data_state(self) -> dict[str, Any]:
         return self._read(DATA_STATE)
 
+    @property
+    def state_index(self) -> dict[str, Any]:
+        return self._read(f"{STATE_FOLDER}/{STATE_INDEX}")
+
     def _read(self, name: str) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads((self.path / name).read_text(encoding="utf-8"))
+        try:
+            content = load_json(read_regular(self.path / name))
+        except (OSError, ValueError) as error:
+            rule = f"{name} is not readable ({type(error).__name__})"
+            raise CheckpointError(f"checkpoint {self.path}", rule, FIX_DAMAGED) from error
+        if not isinstance(content, dict):
+            raise CheckpointError(f"checkpoint {self.path}", f"{name} is not a JSON object", FIX_DAMAGED)
         return content
+
+
+def state_file_name(rank: int) -> str:
+    """Return the name of a rank's file in the state folder."""
+    return f"rank_{rank:05d}.safetensors"
+
+
+def rng_name(rank: str) -> str:
+    """Return the name of a rank's file of random generators."""
+    return f"rng_rank_{rank}.pt"
 
 
 def step_name(step: int) -> str:
@@ -78,6 +109,8 @@ def seal(checkpoints: Path, step: int, entries: dict[str, dict[str, Any]], attem
         force_to_disk(folder)
     if final.exists():
         # It is unsealed or damaged: from an intact checkpoint of this step the run would have resumed.
+        if not is_ours(final):
+            raise CheckpointError(f"{final}", "exists and is not a checkpoint of ours", "Move it elsewhere.")
         shutil.rmtree(final)
     temporary.replace(final)
     force_to_disk(checkpoints)
@@ -91,14 +124,19 @@ def why_damaged(path: Path, verify_checksums: bool) -> str | None:
     manifest = path / MANIFEST
     if not manifest.is_file():
         return f"no {MANIFEST}: it was never finished"
+    if not is_step_name(path.name):
+        return "not a step_NNNNNNNN folder"
     try:
-        files = json.loads(manifest.read_text(encoding="utf-8"))["files"]
-        entries = [(name, entry["bytes"], entry["checksum"]) for name, entry in files.items()]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        content = load_json(read_regular(manifest))
+        entries = [(name, entry["bytes"], entry["checksum"]) for name, entry in content["files"].items()]
+        step = content["step"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return f"{MANIFEST} is not readable ({type(error).__name__})"
+    if problem := _why_incomplete(path, step, [name for name, _, _ in entries]):
+        return problem
     for name, size, _ in entries:
         file = path / name
-        if not file.is_file():
+        if not file.is_file() or file.is_symlink():
             return f"{name} is missing"
         if file.stat().st_size != size:
             return f"{name} has {file.stat().st_size} bytes instead of {size}"
@@ -107,12 +145,65 @@ def why_damaged(path: Path, verify_checksums: bool) -> str | None:
             for name, _, checksum in entries:
                 if file_checksum(path / name, threads) != checksum:
                     return f"{name} does not match its checksum"
+    checkpoint = Checkpoint(path, step)
+    try:
+        trainer, index, _ = checkpoint.trainer, checkpoint.state_index, checkpoint.data_state
+    except CheckpointError as error:
+        return error.rule
+    if (saved_step := trainer.get("step", step)) != step:
+        return f"{TRAINER} is of step {saved_step}"
+    for name in _files_of_ranks(trainer, index):
+        if name not in content["files"]:
+            return f"{MANIFEST} does not list {name}"
+    return None
+
+
+def _files_of_ranks(trainer: dict[str, Any], index: dict[str, Any]) -> Iterator[str]:
+    """Yield the files that every rank has written; an import seeds the random generators of rank 0 only."""
+    for rank in _ranks(index.get("ranks")):
+        yield f"{STATE_FOLDER}/{state_file_name(rank)}"
+    for rank in _ranks(trainer.get("world_size")):
+        if rank == 0 or "imported_from" not in trainer:
+            yield rng_name(f"{rank:04d}")
+
+
+def _ranks(count: Any) -> range:
+    return range(max(1, count) if type(count) is int else 1)
+
+
+def _why_incomplete(path: Path, step: Any, listed: list[str]) -> str | None:
+    """Return why a manifest cannot be the one of this folder: a wrong step, missing or additional files."""
+    if step != step_of(path):
+        return f"{MANIFEST} is of step {step}"
+    if unknown := [name for name in listed if not OUR_FILES.fullmatch(name)]:
+        return f"{MANIFEST} lists {unknown[0]}, which is not a file of a checkpoint"
+    if missing := [name for name in REQUIRED if name not in listed]:
+        return f"{MANIFEST} does not list {missing[0]}"
+    found = {str(file.relative_to(path)) for file in path.rglob("*") if not file.is_dir() or file.is_symlink()}
+    if unlisted := sorted(found - set(listed) - {MANIFEST}):
+        return f"{unlisted[0]} is not in {MANIFEST}"
+    return None
+
+
+def is_ours(path: Path) -> bool:
+    """Return whether a folder has nothing in it but files of a checkpoint, so that it may be deleted."""
+    return not path.is_symlink() and path.is_dir() and foreign_entry(path) is None
+
+
+def foreign_entry(path: Path) -> str | None:
+    """Return the first file or subfolder of a folder that does not belong to a checkpoint, None if there is none."""
+    for entry in sorted(path.rglob("*")):
+        name = str(entry.relative_to(path))
+        is_folder = entry.is_dir() and not entry.is_symlink()
+        if not (name == STATE_FOLDER if is_folder else OUR_FILES.fullmatch(name)):
+            return name
     return None
 
 
 def step_folders(checkpoints: Path) -> list[Path]:
-    """Return the folders of all steps, sealed or not, oldest first."""
-    folders = [path for path in checkpoints.glob("step_*") if path.is_dir() and is_step_name(path.name)]
+    """Return the folders of all steps, sealed or not, oldest first. Links are not followed."""
+    found = [path for path in checkpoints.glob("step_*") if is_step_name(path.name)]
+    folders = [path for path in found if path.is_dir() and not path.is_symlink()]
     return sorted(folders, key=step_of)
 
 
@@ -149,10 +240,8 @@ def find_latest(checkpoints: Path, verify_checksums: bool = True) -> tuple[Check
 def open_checkpoint(path: Path, verify_checksums: bool = True) -> Checkpoint:
     """Return the checkpoint in a folder. Raise if it is damaged."""
     problem = why_damaged(path, verify_checksums) if path.is_dir() else "no such folder"
-    if problem or not is_step_name(path.name):
-        raise CheckpointError(
-            f"checkpoint {path}", problem or "not a step_NNNNNNNN folder", "Give a complete checkpoint."
-        )
+    if problem:
+        raise CheckpointError(f"checkpoint {path}", problem, "Give a complete checkpoint.")
     return Checkpoint(path, step_of(path))
 
 
@@ -166,10 +255,18 @@ def require_no_later(checkpoints: Path, step: int) -> None:
         )
 
 
+def asked_checkpoint(checkpoints: Path, resume: str, verify_checksums: bool) -> Checkpoint | None:
+    """Return the checkpoint of `--resume PATH`, None for `auto` and `never`. Raise if the run cannot start from it."""
+    checkpoint = None if resume in ("auto", "never") else open_checkpoint(Path(resume), verify_checksums)
+    if resume != "auto":
+        require_no_later(checkpoints, checkpoint.step if checkpoint else 0)
+    return checkpoint
+
+
 def leftovers(checkpoints: Path) -> list[Path]:
     """Return the remains of interrupted saves and deletions: temporary folders, and steps without a manifest."""
     unsealed = set(step_folders(checkpoints)) - set(sealed_folders(checkpoints))
-    return sorted([*checkpoints.glob(f"{TEMPORARY_PREFIX}*"), *unsealed])
+    return sorted(filter(is_ours, [*checkpoints.glob(f"{TEMPORARY_PREFIX}step_*"), *unsealed]))
 
 
 def remove_leftovers(checkpoints: Path) -> list[str]:
@@ -190,7 +287,8 @@ def folder_bytes(path: Path) -> int:
 
 
 def is_step_name(name: str) -> bool:
-    return bool(re.fullmatch(r"step_\d+", name))
+    """Return whether a name is one that `step_name` gives; other programs write step_1000."""
+    return bool(re.fullmatch(r"step_(\d{8}|[1-9]\d{8,})", name, re.ASCII))
 
 
 def step_of(path: Path) -> int:

@@ -9,6 +9,7 @@ from z2all_ds.base.config import load_run_config
 from z2all_ds.base.config.sections import CheckpointSection
 from z2all_ds.base.console import heartbeat, human_bytes
 from z2all_ds.base.errors import CheckpointError
+from z2all_ds.base.paths import full_path
 from z2all_ds.base.reports import Shown, Table
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint import layout, memory
@@ -34,6 +35,8 @@ class PruneReport:
     dry_run: bool
     retention: Retention
     freed_bytes: int
+    freed_memory_bytes: int
+    """Those of `freed_bytes` in shared memory."""
     checkpoints: tuple[PrunedCheckpoint, ...]
     leftovers: tuple[str, ...]
     """Remains of interrupted saves and deletions, deleted too."""
@@ -42,9 +45,10 @@ class PruneReport:
 def prune_run(root: Path, dry_run: bool, memory_too: bool = False, **overrides: int | None) -> PruneReport:
     """Delete the checkpoints that no rule keeps. `overrides`: fields of `Retention`; None: as in the run's run.yaml.
 
-    A dry run may be done while a job uses the folder.
+    `memory_too`: also free the in-memory snapshots of the run, and of runs whose folder was moved or deleted. A dry run
+    may be done while a job uses the folder.
     """
-    folder = RunFolder(root.expanduser().resolve())
+    folder = RunFolder(full_path(root))
     if not folder.checkpoints.is_dir():
         raise CheckpointError(f"{folder.root}", "has no checkpoints", "Give a run folder.")
     section = load_run_config(str(folder.config)).checkpoint if folder.config.is_file() else CheckpointSection()
@@ -58,13 +62,12 @@ def prune_run(root: Path, dry_run: bool, memory_too: bool = False, **overrides: 
         reasons_of = _reasons_to_keep(folder.checkpoints, retention, section.verify_checksums)
         pruned = tuple(_prune(path, reasons, dry_run) for path, reasons in reasons_of.items())
         freed += sum(one.size_bytes for one in pruned if not one.stays)
-        if memory_too and (snapshots := memory.snapshot_folder(folder)):
-            freed += snapshots.size_bytes
         if not dry_run:
             layout.remove_leftovers(folder.checkpoints)
-            if memory_too:
-                memory.remove_snapshots(folder)
-    return PruneReport(dry_run, retention, freed, pruned, tuple(path.name for path in leftovers))
+        snapshots = memory.unneeded_snapshots(folder) if memory_too else []
+        in_memory = sum(one.size_bytes if dry_run else one.remove() for one in snapshots)
+    names = tuple(path.name for path in leftovers)
+    return PruneReport(dry_run, retention, freed + in_memory, in_memory, pruned, names)
 
 
 def describe(report: PruneReport) -> Shown:
@@ -80,7 +83,8 @@ def describe(report: PruneReport) -> Shown:
         yield f"keep_best={report.retention.keep_best}: no checkpoint has a validation loss"
     deleted = sum(not one.stays for one in report.checkpoints)
     done = "would be freed by deleting" if report.dry_run else "freed: deleted"
-    yield f"{human_bytes(report.freed_bytes)} {done} {deleted} of {len(report.checkpoints)} checkpoints"
+    of_memory = f" and {human_bytes(report.freed_memory_bytes)} of snapshots" if report.freed_memory_bytes else ""
+    yield f"{human_bytes(report.freed_bytes)} {done} {deleted} of {len(report.checkpoints)} checkpoints{of_memory}"
 
 
 def _reasons_to_keep(checkpoints: Path, retention: Retention, verify_checksums: bool) -> dict[Path, list[str]]:
@@ -92,6 +96,8 @@ def _reasons_to_keep(checkpoints: Path, retention: Retention, verify_checksums: 
 
 def _prune(path: Path, reasons: list[str], dry_run: bool) -> PrunedCheckpoint:
     size = layout.folder_bytes(path)
+    if not reasons and (foreign := layout.foreign_entry(path)):
+        reasons = [f"{foreign} is not part of it"]
     if not reasons and not dry_run and not remove(path):
         reasons = ["another process is reading it, or it cannot be deleted"]
     return PrunedCheckpoint(str(path), layout.step_of(path), size, bool(reasons), tuple(reasons))

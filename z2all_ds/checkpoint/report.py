@@ -1,6 +1,5 @@
 """`z2all checkpoint list`, `show` and `verify`: describes checkpoints without loading them. Does not load torch."""
 
-import json
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -10,6 +9,7 @@ from typing import Any
 
 from z2all_ds.base.console import heartbeat, human_bytes
 from z2all_ds.base.errors import CheckpointError
+from z2all_ds.base.paths import expanded
 from z2all_ds.base.reports import Shown, Table
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint import layout, memory
@@ -42,13 +42,20 @@ class CheckpointFacts:
 
 def inspect(path: Path, verify_checksums: bool) -> list[CheckpointFacts]:
     """Return the facts about all checkpoints of a run folder, oldest first, or about one checkpoint."""
-    path = path.expanduser()
+    path = expanded(path)
     folders = layout.step_folders(path / "checkpoints") if (path / "checkpoints").is_dir() else [path]
     if not folders or not folders[0].is_dir() or not layout.is_step_name(folders[0].name):
         raise CheckpointError(f"{path}", "has no checkpoints", "Give a run folder or a step_NNNNNNNN folder in it.")
     on_disk = [_facts(layout.Checkpoint(folder, layout.step_of(folder)), verify_checksums) for folder in folders]
-    folder = memory.snapshot_folder(RunFolder(path))
-    return [*on_disk, *(_facts(snapshot, False) for snapshot in reversed(folder.snapshots() if folder else []))]
+    return [*on_disk, *_in_memory(memory.snapshot_folder(RunFolder(path)), verify_checksums)]
+
+
+def _in_memory(folder: memory.SnapshotFolder | None, verify_checksums: bool) -> list[CheckpointFacts]:
+    """Return the facts about snapshots; those that a run is overwriting are not verified."""
+    if folder is None:
+        return []
+    verify_checksums = verify_checksums and not folder.is_in_use
+    return [_facts(snapshot, verify_checksums) for snapshot in reversed(folder.snapshots())]
 
 
 def require_intact(found: Sequence[CheckpointFacts]) -> None:
@@ -93,22 +100,25 @@ def _text(value: Any) -> str:
 
 def _facts(checkpoint: layout.Checkpoint, verify_checksums: bool) -> CheckpointFacts:
     path, problem = checkpoint.path, None
-    if not checkpoint.is_in_memory:
-        with heartbeat(f"verifying checksums of {path.name}") if verify_checksums else nullcontext():
+    with heartbeat(f"verifying checksums of {checkpoint.name}") if verify_checksums else nullcontext():
+        if not checkpoint.is_in_memory:
             problem = layout.why_damaged(path, verify_checksums)
+        elif verify_checksums:
+            problem = memory.why_damaged(checkpoint, verify_checksums)
     try:
-        index = json.loads((path / layout.STATE_FOLDER / layout.STATE_INDEX).read_text(encoding="utf-8"))
+        index = checkpoint.state_index
+        loss = checkpoint.trainer.get(VALIDATION_LOSS)
         known = {
-            "ranks": index["ranks"],
-            "deepspeed": checkpoint.trainer["deepspeed"],
-            "dtype": checkpoint.trainer["dtype"],
-            "optimizer": index["optimizer"],
+            "ranks": int(index["ranks"]),
+            "deepspeed": str(checkpoint.trainer["deepspeed"]),
+            "dtype": str(checkpoint.trainer["dtype"]),
+            "optimizer": str(index["optimizer"]),
             "states": tuple(sorted(set(index["pieces"]) - {layout.WEIGHT})),
             "parameters": sum(math.prod(shape) for shape in index["shapes"].values()),
-            "sample": checkpoint.data_state["position"],
-            "validation_loss": checkpoint.trainer.get(VALIDATION_LOSS),
+            "sample": int(checkpoint.data_state["position"]),
+            "validation_loss": None if loss is None else float(loss),
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (CheckpointError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         known, problem = {}, problem or f"not readable ({type(error).__name__})"
     return CheckpointFacts(
         str(path), problem, layout.folder_bytes(path), checkpoint.step, in_memory=checkpoint.is_in_memory, **known

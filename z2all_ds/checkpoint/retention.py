@@ -16,7 +16,9 @@ from pathlib import Path
 
 from z2all_ds.base.atomic import force_to_disk
 from z2all_ds.base.config.sections import CheckpointSection
+from z2all_ds.base.console import say
 from z2all_ds.base.errors import CheckpointError
+from z2all_ds.base.run_folder import wait_and_tell
 from z2all_ds.checkpoint import layout
 
 MIN_INTACT = 2
@@ -25,6 +27,11 @@ VALIDATION_LOSS = "validation_loss"
 """Key in trainer.json of steps that were validated."""
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 """Errors of file systems without locks (some NFS, FUSE and parallel ones)."""
+
+
+HOLD_PATIENCE_SECONDS = 20.0
+"""A deletion holds the lock of a manifest only until it has deleted it."""
+FIX_FOREIGN = "Move it elsewhere."
 
 
 @dataclass(frozen=True)
@@ -112,24 +119,35 @@ def prune(checkpoints: Path, retention: Retention, newest_step: int) -> list[str
 
 
 def remove(path: Path) -> bool:
-    """Delete a checkpoint, unless a process holds it or the file system refuses. Return whether it was deleted.
+    """Delete a checkpoint, unless a process holds it, it contains files of others or the file system refuses. Return
+    whether it was deleted.
 
     The manifest is deleted and synced first, so an interrupted deletion, even by a power cut, leaves no checkpoint.
     """
     manifest = path / layout.MANIFEST
     try:
+        if foreign := layout.foreign_entry(path):
+            _say_once(
+                str(CheckpointError(f"checkpoint {path}", f"not deleted: {foreign} is not part of it", FIX_FOREIGN))
+            )
+            return False
         # NFS requires write access for an exclusive lock. Closed before the folder is deleted: NFS keeps a file that is
         # deleted while open under another name, and so would keep the folder.
-        with _locked(manifest, os.O_RDWR, fcntl.LOCK_EX | fcntl.LOCK_NB) as is_current:
+        with _locked(manifest, os.O_RDWR, fcntl.LOCK_EX) as is_current:
             if not is_current:
                 return False
             manifest.unlink()
-    except OSError:
+    except (OSError, CheckpointError):
         return False
     with suppress(OSError):
         force_to_disk(path)
         shutil.rmtree(path, ignore_errors=True)
     return True
+
+
+@cache
+def _say_once(line: str) -> None:
+    say(line)
 
 
 @contextmanager
@@ -140,7 +158,7 @@ def held(path: Path) -> Iterator[None]:
     mounted with local_lock, and does nothing on file systems without locks.
     """
     try:
-        with _locked(path / layout.MANIFEST, os.O_RDONLY, fcntl.LOCK_SH) as is_current:
+        with _locked(path / layout.MANIFEST, os.O_RDONLY, fcntl.LOCK_SH, HOLD_PATIENCE_SECONDS) as is_current:
             if is_current:
                 yield
                 return
@@ -151,12 +169,18 @@ def held(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _locked(manifest: Path, access: int, lock: int) -> Iterator[bool]:
-    """Yield whether the locked file still is the manifest. Raise FileNotFoundError if that is deleted meanwhile."""
+def _locked(manifest: Path, access: int, operation: int, patience_seconds: float = 0.0) -> Iterator[bool]:
+    """Yield whether the locked file still is the manifest. Raise FileNotFoundError if that is deleted meanwhile, and a
+    CheckpointError if another process holds the lock for longer than this."""
     descriptor = os.open(manifest, access)
     try:
         try:
-            fcntl.flock(descriptor, lock)
+            waiting = (
+                f"checkpoint {manifest.parent} is locked by another process: waiting up to {patience_seconds:.0f} s"
+            )
+            if not wait_and_tell(descriptor, patience_seconds, waiting, operation):
+                rule = f"another process holds the lock of its {layout.MANIFEST}"
+                raise CheckpointError(f"checkpoint {manifest.parent}", rule, "End that process, or use another one.")
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
@@ -182,6 +206,6 @@ def _read_loss(path: Path) -> Saved:
     try:
         loss = layout.Checkpoint(path, step).trainer.get(VALIDATION_LOSS)
         known = None if loss is None or not math.isfinite(loss) else float(loss)
-    except (OSError, ValueError, TypeError, AttributeError, OverflowError):
+    except (CheckpointError, TypeError, OverflowError):
         return Saved(path, step, is_readable=False)
     return Saved(path, step, known)

@@ -7,11 +7,6 @@ import numpy
 import torch
 
 
-def rng_name(rank: str) -> str:
-    """Return the name of a rank's file in a checkpoint."""
-    return f"rng_rank_{rank}.pt"
-
-
 def seed_everything(seed: int) -> None:
     """Seed all generators; with the same seed on every rank, initial weights are the same too."""
     random.seed(seed)

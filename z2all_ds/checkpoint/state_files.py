@@ -10,18 +10,21 @@ without the rest.
 
 import json
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from z2all_ds.base.errors import CheckpointError
-from z2all_ds.checkpoint.layout import STATE_FOLDER, STATE_INDEX, WEIGHT
+from z2all_ds.base.foreign_content import explain_content
+from z2all_ds.base.json_text import load_json
+from z2all_ds.base.storage.open_files import read_regular
+from z2all_ds.checkpoint.layout import FIX_DAMAGED, STATE_FOLDER, STATE_INDEX, WEIGHT, state_file_name
 
 FORMAT = 1
 CHUNK_BYTES = 1 << 26
@@ -34,10 +37,7 @@ DTYPES = {
     torch.int16: "I16",
 }
 TORCH_NAMES = {name: dtype for dtype, name in DTYPES.items()}
-
-
-def file_name(rank: int) -> str:
-    return f"rank_{rank:05d}.safetensors"
+file_name = state_file_name
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,21 @@ def build_index(entries_of_ranks: list[list[Entry]], shapes: dict[str, list[int]
     return json.dumps({"format": FORMAT, "shapes": shapes, **facts, "pieces": pieces})
 
 
+def _check_index(index: Mapping[str, Any]) -> None:
+    """Raise a ValueError unless the shapes and pieces have the types that `build_index` writes."""
+    lists = [pieces for of_key in index["pieces"].values() for pieces in of_key.values()]
+    if not all(isinstance(pieces, list) for pieces in lists):
+        raise ValueError("pieces that are not a list")
+    pieces = [piece for pieces in lists for piece in pieces]
+    for what, rows in (("shape", list(index["shapes"].values())), ("piece", pieces)):
+        for row in rows:
+            if not isinstance(row, list) or not all(type(one) is int and one >= 0 for one in row):
+                raise ValueError(f"{what} {row!r}")
+    for piece in pieces:
+        if len(piece) != 3:
+            raise ValueError(f"piece {piece!r}")
+
+
 class StateReader:
     """Reads the state of one checkpoint from the files of its ranks."""
 
@@ -112,10 +127,14 @@ class StateReader:
             raise CheckpointError(
                 checkpoint.name, "has DeepSpeed's own files, written by an older z2all_ds", "Resume with that version."
             )
-        self.index: dict[str, Any] = json.loads(index.read_text(encoding="utf-8"))
-        if self.index["format"] != FORMAT:
+        with explain_content(CheckpointError, f"checkpoint {checkpoint}", f"wrong {STATE_INDEX}", FIX_DAMAGED):
+            self.index: dict[str, Any] = load_json(read_regular(index))
+            saved_format = self.index["format"]
+            if saved_format == FORMAT:
+                _check_index(self.index)
+        if saved_format != FORMAT:
             raise CheckpointError(
-                checkpoint.name, f"has format {self.index['format']}, supported is {FORMAT}", "Update z2all_ds."
+                checkpoint.name, f"has format {saved_format}, supported is {FORMAT}", "Update z2all_ds."
             )
         self.shapes: dict[str, list[int]] = self.index["shapes"]
         """Shapes of all parameters, by name."""
@@ -151,6 +170,14 @@ class StateReader:
         """Return the ranks whose files contain this part of a parameter."""
         pieces = [piece for of_key in self._pieces.values() for piece in of_key.get(parameter, [])]
         return {rank for first, size, rank in pieces if first < start + length and start < first + size}
+
+    def is_whole(self, rank: int) -> bool:
+        """Return whether the file of a rank exists and has the size that its header says."""
+        try:
+            self._open(rank)
+        except (OSError, SafetensorError):
+            return False
+        return True
 
     def _open(self, rank: int) -> Any:
         if rank not in self._files:

@@ -48,9 +48,18 @@ Exchange = Callable[[Part], list[Part]]
 """Waits for all ranks. Returns all parts on rank 0, at least its own on other ranks."""
 
 
-def write_checkpoint(job: Job, files: Mapping[str, Content], exchange: Exchange = lambda part: [part]) -> str | None:
-    """Write this rank's files and, on rank 0, seal the checkpoint. Return the problem, None on success."""
-    part = _write(job, files)
+def write_checkpoint(
+    job: Job,
+    files: Mapping[str, Content],
+    exchange: Exchange = lambda part: [part],
+    check: Callable[[], str | None] = lambda: None,
+) -> str | None:
+    """Write this rank's files and, on rank 0, seal the checkpoint. Return the problem, None on success.
+
+    `check` is called when the files are written and before the checkpoint is sealed. It returns a problem of their
+    source.
+    """
+    part = _write(job, files, check)
     parts = exchange(part)
     problem = next((part.problem for part in parts if part.problem), None)
     if job.rank == 0:
@@ -67,9 +76,12 @@ def write_checkpoint(job: Job, files: Mapping[str, Content], exchange: Exchange 
     return problem
 
 
-def _write(job: Job, files: Mapping[str, Content]) -> Part:
+def _write(job: Job, files: Mapping[str, Content], check: Callable[[], str | None]) -> Part:
     try:
         (job.temporary / layout.STATE_FOLDER).mkdir(parents=True, exist_ok=True)
-        return Part({name: write_file(job.temporary / name, content) for name, content in files.items()})
+        entries = {name: write_file(job.temporary / name, content) for name, content in files.items()}
+        if (problem := check()) is None:
+            return Part(entries)
     except (OSError, RuntimeError) as error:
-        return Part({}, f"rank {job.rank}: {error}")
+        problem = str(error)
+    return Part({}, f"rank {job.rank}: {problem}")

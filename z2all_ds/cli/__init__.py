@@ -15,8 +15,9 @@ from typing import Annotated, NoReturn
 import typer
 
 from z2all_ds import __version__
+from z2all_ds.base.console import say
 from z2all_ds.base.errors import MachineError, Z2allError
-from z2all_ds.base.reports import print_report
+from z2all_ds.base.reports import print_lines, print_report
 from z2all_ds.cli.bench import bench_app
 from z2all_ds.cli.board import board
 from z2all_ds.cli.checkpoint import checkpoint_app
@@ -25,17 +26,18 @@ from z2all_ds.cli.corpus import corpus_app
 from z2all_ds.cli.evaluate import evaluate_app
 from z2all_ds.cli.generate import generate
 from z2all_ds.cli.launch import launch
-from z2all_ds.cli.options import ConfigOption, JsonOption, Overrides
+from z2all_ds.cli.options import ConfigOption, JsonOption, Overrides, refuse_without_effect
 from z2all_ds.cli.plan import plan
 from z2all_ds.cli.plot import plot
 from z2all_ds.cli.tokenizer import tokenizer_app
 from z2all_ds.cli.track import track_app
 from z2all_ds.cli.train import train_app
+from z2all_ds.cli.verbs import Verbs, VerbsByTask
 
-app = typer.Typer(
+app = Verbs(
+    cls=VerbsByTask,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
     help="Train a Llama-2-structure model with DeepSpeed, from raw text to a Hugging Face checkpoint.",
 )
 app.add_typer(train_app, name="train")
@@ -55,17 +57,25 @@ app.command("launch", context_settings={"ignore_unknown_options": True})(launch)
 
 def main() -> NoReturn:
     """Run the console script."""
-    # Handle SIGTERM like Ctrl-C: `finally` blocks run, so no child process is left behind.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        app()
+        from z2all_ds.base.child_process import SAFE_PATH
+        from z2all_ds.base.paths import explain_system_errors
+
+        # For the workers of multiprocessing, too, which `child_process.start` does not start.
+        os.environ.setdefault(SAFE_PATH, "1")
+        # Handle SIGTERM like Ctrl-C: `finally` blocks run, so no child process is left behind.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        with explain_system_errors():
+            app()
     except Z2allError as error:
         if os.environ.get("Z2ALL_DEBUG"):
             traceback.print_exc()
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        say(f"{type(error).__name__}: {error}")
         sys.exit(error.exit_code)
     except BrokenPipeError:
         sys.exit(128 + signal.SIGPIPE)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
     sys.exit(0)
 
 
@@ -100,21 +110,27 @@ def quickstart(
 
 @app.command()
 def config(
+    context: typer.Context,
     config: ConfigOption = None,
     from_hf: Annotated[
         Path | None, typer.Option(help="Print only the model section, taken from this Llama folder.")
     ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Add help, choices and default of every setting as comments.")
+    ] = False,
     overrides: Overrides = None,
 ) -> None:
     """Print the resolved run config: every setting with its value."""
     from z2all_ds.base.config import dump_model_yaml, dump_yaml, load_run_config
+    from z2all_ds.base.config.explain import explained_yaml
 
     if from_hf is not None:
         from z2all_ds.base.llama_folder import LlamaFolder
 
+        refuse_without_effect(context, ["config", "explain", "overrides"], "--from-hf prints what that folder has")
         print(dump_model_yaml(LlamaFolder(from_hf, "--from-hf").model_fields), end="")
         return
-    print(dump_yaml(load_run_config(config, overrides)), end="")
+    print((explained_yaml if explain else dump_yaml)(load_run_config(config, overrides)), end="")
 
 
 @app.command()
@@ -137,15 +153,20 @@ def export(
     from z2all_ds.export.to_hf import export_checkpoint
 
     report = export_checkpoint(checkpoint, out, dtype, max_shard_size, model_format)
-    print(
-        f"{report.folder}: step {report.step}, {report.parameters:,} parameters, logits within "
-        f"{report.verdict.max_relative_difference:.1e} on {report.verdict.tokens_compared} tokens "
-        f"({report.verdict.how}); peak memory {human_bytes(report.peak_memory_bytes)}"
+    loss = report.verdict.loss_difference
+    print_lines(
+        [
+            f"{report.folder}: step {report.step}, {report.parameters:,} parameters, logits within "
+            f"{report.verdict.max_relative_difference:.1e} on {report.verdict.tokens_compared} tokens"
+            f"{'' if loss is None else f', loss within {loss:.1e} of that in training'} "
+            f"({report.verdict.how}); peak memory {human_bytes(report.peak_memory_bytes)}"
+        ]
     )
 
 
 @app.command()
 def doctor(
+    context: typer.Context,
     folder: Annotated[
         Path | None, typer.Argument(help="Folder for runs (default: run_dir of --config, else the current folder).")
     ] = None,
@@ -168,15 +189,18 @@ def doctor(
 
     of_one = {"--config": config, "--prebuild": prebuild, "--fix": fix}
     of_many = {"--no-health": not health, "--exclude-slow": exclude_slow}
-    for option, given in (of_one if hostfile else of_many).items():
+    for option, given in (of_many if hostfile is None else of_one).items():
         if given:
-            rule = "works on one machine, not with --hostfile" if hostfile else "needs --hostfile"
-            advice = "Run it on a node, without --hostfile" if hostfile else "Give --hostfile H"
+            rule = "needs --hostfile" if hostfile is None else "works on one machine, not with --hostfile"
+            advice = "Give --hostfile H" if hostfile is None else "Run it on a node, without --hostfile"
             raise ConfigError(option, rule, f"{advice}, or leave out {option}.")
-    run = load_run_config(config) if config else None  # first, so that an error in it is reported before a build
+    if not health:
+        refuse_without_effect(context, ["exclude_slow"], "--no-health finds no slow nodes")
+    # First, so that an error in it is reported before a build.
+    run = None if config is None else load_run_config(config)
     folder = folder or Path(run.run_dir if run else ".")
     impl.require_folder(folder)
-    if hostfile:
+    if hostfile is not None:
         from z2all_ds.cluster.preflight.command import check_nodes
 
         raise typer.Exit(check_nodes(hostfile, folder, as_json, health, exclude_slow))

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from z2all_ds.base.reports import print_as_measured, print_report, to_json
-from z2all_ds.cli.options import ConfigOption, JsonOption, Overrides
+from z2all_ds.cli.options import ConfigOption, JsonOption, Overrides, refuse_without_effect
+from z2all_ds.cli.verbs import Verbs
 
 if TYPE_CHECKING:
     import torch
@@ -17,7 +18,7 @@ RanksOption = Annotated[int | None, typer.Option(help="Ranks on this machine (de
 RepeatsOption = Annotated[int, typer.Option(help="Number of measurements; the median is reported.")]
 RoundsOption = Annotated[int, typer.Option(help="Number of passes; medians are reported.")]
 
-bench_app = typer.Typer(no_args_is_help=True, help="Measure speed and memory.")
+bench_app = Verbs(no_args_is_help=True, help="Measure speed and memory.")
 
 
 def _run_and_device(config: str | None, overrides: list[str] | None) -> "tuple[RunConfig, torch.device]":
@@ -64,6 +65,7 @@ def bench_step(
 
 @bench_app.command("memory")
 def bench_memory(
+    context: typer.Context,
     config: ConfigOption = None,
     case: Annotated[list[str] | None, typer.Option(help="Only this case; may be repeated.")] = None,
     ranks: Annotated[int, typer.Option(help="Ranks of your own run.")] = 1,
@@ -73,6 +75,10 @@ def bench_memory(
     """Compare peak GPU memory with `z2all plan`, for your own run or for cases that cover the planner."""
     from z2all_ds.bench import gpu_memory as impl
 
+    if case:
+        refuse_without_effect(context, ["config", "ranks", "overrides"], "--case has its own run")
+    elif not (config or overrides):
+        refuse_without_effect(context, ["ranks"], "it is for your own run, --config or overrides")
     cases = impl.chosen_cases(case or [], config, overrides or [], ranks)
     results = print_as_measured(impl.measure_cases(cases), as_json, impl.HEAD, impl.to_line)
     if as_json:
@@ -143,6 +149,7 @@ def bench_shapes(
 
 @bench_app.command("corpus")
 def bench_corpus(
+    context: typer.Context,
     megabytes: Annotated[int, typer.Option(help="Megabytes of text per format.")] = 200,
     form: Annotated[list[str] | None, typer.Option(help="Only this format; may be repeated.")] = None,
     workers: Annotated[list[int] | None, typer.Option(help="Also measure with N processes; may be repeated.")] = None,
@@ -155,6 +162,8 @@ def bench_corpus(
     """Measure MB/s per core and peak memory of converting each raw format, compared with only orjson."""
     from z2all_ds.bench import corpus as impl
 
+    if not workers:
+        refuse_without_effect(context, ["clean"], "it is for runs with --workers")
     costs = impl.bench_corpus(megabytes, form or [], workers or [], clean or [], repeats)
     print_report(costs, as_json, impl.describe)
 
@@ -179,6 +188,7 @@ def bench_tokenizer(
 
 @bench_app.command("data")
 def bench_data(
+    context: typer.Context,
     corpus: Annotated[Path | None, typer.Option(help="Corpus folder (default: built-in text).")] = None,
     tokenizer: Annotated[
         Path | None, typer.Option(help="Tokenizer folder (default: 16,000 tokens, trained on the text).")
@@ -194,6 +204,10 @@ def bench_data(
     """Measure tokens per second per core and time to resume, compared with only the tokenizer and other loaders."""
     from z2all_ds.bench import data as impl
 
+    if no_peers:
+        refuse_without_effect(context, ["peers"], "--no-peers measures none")
+    if not shards:
+        refuse_without_effect(context, ["shard_megabytes"], "--shards 0 makes no large corpus")
     costs = impl.bench_data(corpus, tokenizer, megabytes, repeats, not no_peers, peers, shards, shard_megabytes)
     print_report(costs, as_json, impl.describe)
 

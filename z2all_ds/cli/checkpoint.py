@@ -7,8 +7,9 @@ import typer
 
 from z2all_ds.base.reports import print_lines, print_report
 from z2all_ds.cli.options import ConfigOption, JsonOption, Overrides
+from z2all_ds.cli.verbs import Verbs
 
-checkpoint_app = typer.Typer(no_args_is_help=True, help="List, verify, import and delete checkpoints.")
+checkpoint_app = Verbs(no_args_is_help=True, help="List, verify, import and delete checkpoints.")
 PathArgument = Annotated[Path, typer.Argument(help="Run folder or checkpoint folder.")]
 
 
@@ -49,7 +50,11 @@ def prune(
         int | None, typer.Option(min=0, help="Also keep the N with the lowest validation loss.")
     ] = None,
     memory: Annotated[
-        bool, typer.Option("--memory", help="Also free snapshots of a killed run in shared memory.")
+        bool,
+        typer.Option(
+            "--memory",
+            help="Also free in-memory snapshots of a killed run, and of runs whose folder was moved or deleted.",
+        ),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
     as_json: JsonOption = False,

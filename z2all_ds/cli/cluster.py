@@ -6,11 +6,10 @@ from typing import Annotated
 import typer
 
 from z2all_ds.cli.options import JsonOption
+from z2all_ds.cli.verbs import Verbs
 
-cluster_app = typer.Typer(no_args_is_help=True, help="Set up the network between nodes.")
-overlay_app = typer.Typer(
-    no_args_is_help=True, help="An overlay network between containers that cannot reach each other."
-)
+cluster_app = Verbs(no_args_is_help=True, help="Set up the network between nodes.")
+overlay_app = Verbs(no_args_is_help=True, help="An overlay network between containers that cannot reach each other.")
 cluster_app.add_typer(overlay_app, name="overlay")
 HostfileOption = Annotated[str, typer.Option(help="Hostfile; its first node is the hub.")]
 

@@ -7,9 +7,10 @@ import typer
 
 from z2all_ds.base.errors import ConfigError, TrainingError
 from z2all_ds.base.reports import print_report, to_json
-from z2all_ds.cli.options import JsonOption
+from z2all_ds.cli.options import JsonOption, given, refuse_without_effect
+from z2all_ds.cli.verbs import Verbs
 
-evaluate_app = typer.Typer(no_args_is_help=True, help="Evaluate a model.")
+evaluate_app = Verbs(no_args_is_help=True, help="Evaluate a model.")
 
 ModelArgument = Annotated[
     Path, typer.Argument(help="Hugging Face folder, run folder (newest checkpoint) or checkpoint.")
@@ -93,6 +94,7 @@ def probes(
 
 @evaluate_app.command("harness")
 def harness(
+    context: typer.Context,
     model: Annotated[
         Path | None, typer.Argument(help="Hugging Face folder, run folder (newest checkpoint) or checkpoint.")
     ] = None,
@@ -113,39 +115,53 @@ def harness(
     seed: Annotated[int, typer.Option(help="Seed for examples, shuffles and sampling.")] = 1234,
     dtype: DtypeOption = "auto",
     chat: Annotated[bool, typer.Option("--chat/--no-chat", help="Use the tokenizer's chat template.")] = False,
+    allow_task_code: Annotated[
+        bool, typer.Option("--allow-task-code", help="Run Python code that tasks name (refused by default).")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Write the results to this JSON file.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run lm-evaluation-harness benchmarks offline; --reshape reveals memorized answers."""
     from contextlib import suppress
 
-    from z2all_ds.base.atomic import explain_disk_errors, write_whole
+    from z2all_ds.base.atomic import write_whole
+    from z2all_ds.base.outputs import require_writable, write_output
     from z2all_ds.evaluate.harness import run
     from z2all_ds.evaluate.harness import tasks as harness_tasks
     from z2all_ds.evaluate.harness.settings import HarnessSettings, parse_reshapings
-    from z2all_ds.evaluate.prompts import require_writable
 
     if list_tasks:
         if include is None:
             raise ConfigError("--list", "needs a folder of tasks", "Give --include DIR.")
+        others = given(context).keys() - {"include", "list_tasks", "as_json"}
+        refuse_without_effect(context, others, "--list only lists tasks")
         harness_tasks.require_harness()
         found = harness_tasks.list_tasks(include)
         print_report(found, as_json, lambda tasks: (f"{one.name}\t{one.kind}\t{one.file}" for one in tasks))
         return
     if model is None:
         raise ConfigError("MODEL", "is missing", "Give a Hugging Face folder, a run folder or a checkpoint.")
+    reshapings = parse_reshapings(reshape)
+    for option, needed, is_there in (
+        ("shuffles", "--reshape shuffled", "shuffled" in reshapings),
+        ("others_wrong_text", "--reshape others_wrong", "others_wrong" in reshapings),
+        ("fields", "--reshape", bool(reshapings)),
+    ):
+        if not is_there:
+            refuse_without_effect(context, [option], f"needs {needed}")
     settings = HarnessSettings(
         tasks=tuple(name.strip() for name in tasks.split(",") if name.strip()),
         include=None if include is None else str(include),
         shots=shots,
         limit=limit,
         batch=batch,
-        reshape=parse_reshapings(reshape),
+        reshape=reshapings,
         shuffles=shuffles,
         seed=seed,
         chat=chat,
         fields=fields,
         others_wrong_text=others_wrong_text,
+        allow_task_code=allow_task_code,
     )
     if out is not None:  # fail now, not after an hour
         require_writable(out)
@@ -158,7 +174,6 @@ def harness(
     report = run.run_harness(model, settings, dtype, keep)
     try:
         if out is not None:
-            with explain_disk_errors(out.parent):
-                write_whole(out, to_json(report.content()) + "\n")
+            write_output(out, to_json(report.content()) + "\n")
     finally:  # a full disk does not take the results away
         print_report(report, as_json, run.describe, run.HarnessReport.content)

@@ -1,5 +1,6 @@
 """The verb `z2all generate`: continue prompts or answer messages, once, from a file, or interactively."""
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from z2all_ds.base.errors import ConfigError
-from z2all_ds.base.reports import to_json
+from z2all_ds.base.reports import print_lines, to_json
 from z2all_ds.cli.evaluate import DtypeOption, ModelArgument
 from z2all_ds.cli.options import JsonOption
 
@@ -46,6 +47,9 @@ def generate(
         ),
     ] = None,
     system: Annotated[str | None, typer.Option(help="System message of a chat.")] = None,
+    control_tokens: Annotated[
+        bool, typer.Option("--control-tokens", help="Parse control tokens in prompts; by default they are plain text.")
+    ] = False,
     stream: Annotated[
         bool | None, typer.Option(help="Stream the output (default: for one prompt at a terminal).")
     ] = None,
@@ -54,7 +58,7 @@ def generate(
 ) -> None:
     """Continue prompts from -p, a file or a pipe, or start an interactive session if there are none."""
     from z2all_ds.evaluate.generate import Generator, Sampling
-    from z2all_ds.evaluate.loading import load_model
+    from z2all_ds.evaluate.loading import is_hf_folder, load_model
 
     options = {"--top-p": top_p, "--top-k": top_k, "--min-p": min_p, "--num above 1": num if num > 1 else None}
     sampling = Sampling(
@@ -69,14 +73,15 @@ def generate(
     )
     if stream and (as_json or out):
         raise ConfigError("--stream", "streams text, not JSON", "Leave out --stream, or --json and --out.")
+    is_hf_folder(model)  # a wrong name is reported before prompts are read
     records = _records(prompt, file)
     if records is None and (as_json or out or num > 1):
         raise ConfigError("--json, --out or --num", "needs prompts, and there are none", "Give -p or --file.")
     if out:
-        from z2all_ds.evaluate.prompts import require_writable
+        from z2all_ds.base.outputs import require_writable
 
         require_writable(out)
-    generator = Generator(load_model(model, dtype), sampling, chat, system)
+    generator = Generator(load_model(model, dtype), sampling, chat, system, control_tokens)
     if records is None:
         from z2all_ds.evaluate.converse import converse
 
@@ -112,9 +117,12 @@ def _records(prompts: list[str] | None, file: str | None) -> list[dict[str, Any]
         return read_prompts(file)
     if not prompts and sys.stdin.isatty():
         return None
-    prompts = prompts or [read_stdin().removesuffix("\n")]
+    if not prompts:
+        prompts = [read_stdin().removesuffix("\n")]
+        if not prompts[0]:
+            raise ConfigError("stdin", "is empty, and no prompt was given", "Give -p or --file, or pipe text in.")
     if not all(prompts):
-        raise ConfigError("an empty prompt", "must have at least one character", "Give -p or --file, or pipe text in.")
+        raise ConfigError("-p ''", "a prompt must have at least one character", "Give text to continue.")
     for one in prompts:
         require_unicode(one, "a prompt")
     return [{"prompt": one} for one in prompts]
@@ -122,20 +130,23 @@ def _records(prompts: list[str] | None, file: str | None) -> list[dict[str, Any]
 
 def _stream(generator: "Generator", records: list[dict[str, Any]], num: int) -> None:
     from z2all_ds.evaluate.converse import write_now
+    from z2all_ds.evaluate.prompts import explain_blanks
 
     for record in records:
         for _ in range(num):
             if not generator.is_chat:
                 write_now(record["prompt"])
-            generator.stream(record["prompt"], write_now)
+            answer = generator.stream(record["prompt"], write_now)
             write_now("\n")
+            explain_blanks([answer])
 
 
 def _answer_all(
     generator: "Generator", records: list[dict[str, Any]], batch: int, num: int, out: Path | None, as_json: bool
 ) -> None:
-    from z2all_ds.base.console import progress
-    from z2all_ds.evaluate.prompts import with_answers, write_answers
+    from z2all_ds.base.console import fit_for_stdout, progress
+    from z2all_ds.base.outputs import write_output
+    from z2all_ds.evaluate.prompts import explain_blanks, with_answers
 
     answers = []
     with progress("generate", len(records) * num, "answers") as advance:
@@ -143,11 +154,13 @@ def _answer_all(
             answers.append(answer)
             advance(1)
     if out:
-        write_answers(out, with_answers(records, answers, num))
+        lines = [json.dumps(one, ensure_ascii=False) + "\n" for one in with_answers(records, answers, num)]
+        write_output(out, "".join(lines))
     if as_json:
         print(to_json(with_answers(records, answers, num)))
     elif out:
-        print(out)
+        print_lines([str(out)])
     else:
         for answer in answers:
-            print(answer.text if generator.is_chat else answer.prompt + answer.text)
+            print(fit_for_stdout(answer.text if generator.is_chat else answer.prompt + answer.text))
+        explain_blanks(answers)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from z2all_ds.base.reports import print_report
-from z2all_ds.cli.options import JsonOption, Overrides
+from z2all_ds.cli.options import JsonOption, Overrides, given
 
 GpuHours = Annotated[float, typer.Option(help="Mean GPU hours between failures; Llama 3 reported 50,000.")]
 NOT_FOR_SWEEP = {"gpus", "write", "fit"}
@@ -67,13 +67,13 @@ def plan(
     from z2all_ds.base.sizes import parse_count
     from z2all_ds.plan import Risks, Wishes, content_of, describe, make_fleet, make_plan
 
-    given = _given(context)
-    if sweep is not None and given & NOT_FOR_SWEEP:
-        raise ConfigError(
-            "--sweep", f"cannot be combined with {_options(given & NOT_FOR_SWEEP)}", "Give one or the other."
-        )
-    if fit and given - FOR_FIT:
-        rule = f"runs on the GPUs of this machine and cannot be combined with {_options(given - FOR_FIT)}"
+    options = given(context)
+    not_for_sweep = [option for name, option in options.items() if name in NOT_FOR_SWEEP]
+    if sweep is not None and not_for_sweep:
+        raise ConfigError("--sweep", f"cannot be combined with {', '.join(not_for_sweep)}", "Give one or the other.")
+    not_for_fit = [option for name, option in options.items() if name not in FOR_FIT]
+    if fit and not_for_fit:
+        rule = f"runs on the GPUs of this machine and cannot be combined with {', '.join(not_for_fit)}"
         raise ConfigError("--fit", rule, "Leave that out.")
     run = load_run_config(model, overrides)
     if fit:
@@ -114,13 +114,3 @@ def plan(
     print_report(found_plan, as_json, describe, content_of)
     if write:
         write_choice(found_plan, write)
-
-
-def _given(context: typer.Context) -> set[str]:
-    """Return the parameters that were given on the command line."""
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
-
-
-def _options(names: set[str]) -> str:
-    return ", ".join(f"--{name.replace('_', '-')}" for name in sorted(names))

@@ -6,9 +6,11 @@ from typing import Annotated
 import typer
 
 from z2all_ds.base.reports import print_lines
+from z2all_ds.cli.options import refuse_without_effect
 
 
 def plot(
+    context: typer.Context,
     runs: Annotated[list[Path], typer.Argument(help="Run folders.")],
     out: Annotated[
         str | None,
@@ -38,7 +40,10 @@ def plot(
     from z2all_ds.track.plot_kinds import PlotOptions
     from z2all_ds.track.plots import plot as draw
 
+    is_folder = (out or "").endswith("/")
+    if out and not is_folder and not Path(out).is_dir() and Path(out).suffix != f".{file_format}":
+        refuse_without_effect(context, ["file_format"], "the name of --out gives the format")
     options = PlotOptions(what, x, log, smooth, events, title, width, height, dpi, file_format)
     name = "_".join(part.strip() for part in what.split(","))
     path = Path(out) if out else RunFolder(runs[0]).plots / f"{name}.{file_format}"
-    print_lines(map(str, draw(runs, path, options, is_folder=(out or "").endswith("/"))))
+    print_lines(map(str, draw(runs, path, options, is_folder=is_folder)))

@@ -5,10 +5,11 @@ from typing import Annotated
 
 import typer
 
-from z2all_ds.base.reports import print_report
+from z2all_ds.base.reports import print_lines, print_report
 from z2all_ds.cli.options import JsonOption
+from z2all_ds.cli.verbs import Verbs
 
-tokenizer_app = typer.Typer(no_args_is_help=True, help="Train, import and compare tokenizers.")
+tokenizer_app = Verbs(no_args_is_help=True, help="Train, import and compare tokenizers.")
 
 InputsArgument = Annotated[list[str], typer.Argument(help="Corpus folder, or files: PATH or NAME=PATH.")]
 OutOption = Annotated[Path, typer.Option(help="Output tokenizer folder.")]
@@ -25,6 +26,13 @@ def tokenizer_train(
     algorithm: Annotated[
         str, typer.Option(help="bbpe (byte-level BPE) or spm (SentencePiece with byte fallback).")
     ] = "bbpe",
+    split: Annotated[
+        str | None,
+        typer.Option(
+            help="How bbpe splits text before merging: by_script (default), llama3, qwen2, gpt2, or four_characters "
+            "(the earlier default)."
+        ),
+    ] = None,
     vocab_size: Annotated[int, typer.Option(help="Number of text tokens; 12 control tokens follow them.")] = 64000,
     weights: Annotated[str, typer.Option(help="Share of each domain, e.g. zh=0.5,en=0.3,code=0.2.")] = "",
     max_bytes: Annotated[
@@ -33,7 +41,7 @@ def tokenizer_train(
     safe_by_default: SafeOption = False,
 ) -> None:
     """Train a tokenizer on a corpus or on files."""
-    from z2all_ds.tokenizer import padded_vocabulary, train_tokenizer
+    from z2all_ds.tokenizer import train_tokenizer
     from z2all_ds.tokenizer.sampling import parse_weights
 
     report = train_tokenizer(
@@ -42,13 +50,13 @@ def tokenizer_train(
         vocab_size,
         max_bytes,
         algorithm=algorithm,
+        split=split,
         weights=parse_weights(weights) if weights else None,
         safe_by_default=safe_by_default,
     )
-    print(f"{report.folder}: {report.size:,} ids")
-    for domain, bytes_per_token in report.bytes_per_token.items():
-        print(f"{domain}: {bytes_per_token:.2f} bytes per token")
-    print(f"for a model with this tokenizer: model.vocab_size={padded_vocabulary(report.size)}")
+    print_lines([f"{report.folder}: {report.size:,} ids"])
+    print_lines(f"{domain}: {ratio:.2f} bytes per token" for domain, ratio in report.bytes_per_token.items())
+    print_lines(["for a model with this tokenizer: model.vocab_size=auto"])
 
 
 @tokenizer_app.command("import")
@@ -61,8 +69,15 @@ def tokenizer_import(
         bool, typer.Option("--strict", help="Refuse a tokenizer that cannot reproduce every text.")
     ] = False,
     safe_by_default: SafeOption = False,
+    as_is: Annotated[
+        bool, typer.Option("--as-is", help="Add no control tokens; documents end with its own end-of-text token.")
+    ] = False,
+    eos: Annotated[str, typer.Option(help="As it is, but end documents with this token of it.")] = "",
 ) -> None:
-    """Import an existing tokenizer: its ids do not change, the control tokens are added."""
+    """Import an existing tokenizer: its ids do not change, the control tokens are added (see --as-is).
+
+    A Hugging Face folder with a tokenizer.json needs no import: it can be a data.tokenizer as it is.
+    """
     from z2all_ds.tokenizer import import_tokenizer
     from z2all_ds.tokenizer.import_existing import parse_special_ids
 
@@ -73,10 +88,11 @@ def tokenizer_import(
         special_start=special_start,
         strict=strict,
         safe_by_default=safe_by_default,
+        as_is=as_is,
+        eos=eos,
     )
-    print(f"{report.folder}: {report.text_vocab_size:,} original ids, {report.size:,} with the control tokens")
-    for name, number in report.special_ids.items():
-        print(f"{number} {name}")
+    sizes = f"{report.text_vocab_size:,} original ids, {report.size:,} with the control tokens"
+    print_lines([f"{report.folder}: {sizes}", *(f"{number} {name}" for name, number in report.special_ids.items())])
 
 
 @tokenizer_app.command("report")

@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
-track_app = typer.Typer(no_args_is_help=True, help="Send records of runs to W&B and TensorBoard.")
+from z2all_ds.cli.verbs import Verbs
+
+track_app = Verbs(no_args_is_help=True, help="Send records of runs to W&B and TensorBoard.")
 
 
 @track_app.command()

@@ -3,15 +3,15 @@
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from z2all_ds.base.reports import print_report
-from z2all_ds.cli.options import ConfigOption, JsonOption, Overrides
+from z2all_ds.cli.options import ConfigOption, JsonOption, Overrides, refuse_without_effect
+from z2all_ds.cli.verbs import VerbGroup, Verbs
 
 RanksOption = Annotated[int | None, typer.Option(help="Ranks on this machine (default: one per GPU, or 1).")]
 
 
-class _TrainsByDefault(TyperGroup):
+class _TrainsByDefault(VerbGroup):
     """Run training (or show its help) unless the first argument of `z2all train` is the name of a verb."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
@@ -20,11 +20,12 @@ class _TrainsByDefault(TyperGroup):
         return self.commands["run"].make_context(info_name, args, parent, **extra)
 
 
-train_app = typer.Typer(cls=_TrainsByDefault, help="Train on this machine, or compare DeepSpeed JSONs.")
+train_app = Verbs(cls=_TrainsByDefault, help="Train on this machine, or compare DeepSpeed JSONs.")
 
 
 @train_app.command("run", hidden=True)
 def train(
+    context: typer.Context,
     config: ConfigOption = None,
     deepspeed: Annotated[
         str | None, typer.Option(help="DeepSpeed JSON: zero0 ... zero3, zero2_offload, ... or a path.")
@@ -40,13 +41,19 @@ def train(
 
     See also `z2all train parity --help`: compare DeepSpeed JSONs with plain torch.
     """
-    from z2all_ds.base.config import load_run_config
-    from z2all_ds.train.command import train_on_this_machine
+    from z2all_ds.train.processes.stopping import requeue_on_signals
 
-    chosen = [*(overrides or []), *([f"deepspeed={deepspeed}"] if deepspeed else [])]
-    if profile:
-        chosen.append(f"train.profile=[{', '.join(profile.split(':'))}]")
-    train_on_this_machine(load_run_config(config, chosen), ranks, resume)
+    with requeue_on_signals():  # also while the rest is imported
+        from z2all_ds.base.config import load_run_config
+        from z2all_ds.train.command import train_on_this_machine
+
+        for option, setting in (("deepspeed", "deepspeed="), ("profile", "train.profile=")):
+            if any(override.startswith(setting) for override in overrides or []):
+                refuse_without_effect(context, [option], f"{setting} is given too")
+        chosen = [*(overrides or []), *([f"deepspeed={deepspeed}"] if deepspeed else [])]
+        if profile:
+            chosen.append(f"train.profile=[{', '.join(profile.split(':'))}]")
+        train_on_this_machine(load_run_config(config, chosen), ranks, resume)
 
 
 @train_app.command("parity")

@@ -4,10 +4,12 @@ DeepSpeed's own parser ignores the end of a line: `node1 slots=8x` runs 8 proces
 Here such a line is an error with its line number. DeepSpeed reads every file that passes in the same way.
 """
 
+import os
 import re
 from pathlib import Path
 
 from z2all_ds.base.errors import ClusterError
+from z2all_ds.base.storage.open_files import open_regular
 
 HOST_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.\-]*[A-Za-z0-9_])?|[0-9A-Fa-f:]+")
 """A name, an IPv4 address or an IPv6 address. No `user@` and no `:port`: ssh takes these from ~/.ssh/config."""
@@ -16,7 +18,9 @@ HOST_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.\-]*[A-Za-z0-9_])?|[0-9A-Fa-
 def read_text(file: Path) -> str:
     """Return the text of a hostfile of either format."""
     try:
-        return file.read_text(encoding="utf-8-sig")  # a byte-order mark would become part of the first name
+        # Without "-sig", a byte-order mark would become part of the first name.
+        with os.fdopen(open_regular(file), encoding="utf-8-sig") as stream:
+            return stream.read()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ClusterError(f"hostfile {file}", f"cannot be read ({reason})", "Give the path of a hostfile.") from error

@@ -16,16 +16,17 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BeforeValidator, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator
 
 from z2all_ds.base.config import merge_nested
 from z2all_ds.base.config.section_errors import first_problem
 from z2all_ds.base.config.sections import Section
 from z2all_ds.base.errors import ClusterError
+from z2all_ds.base.paths import expanded
+from z2all_ds.base.yaml_text import BadYaml, load_yaml_tree
 from z2all_ds.cluster.hostfile import HOST_NAME, parse_hostfile_text, read_text
 
 YAML_SUFFIXES = (".yaml", ".yml")
@@ -46,27 +47,45 @@ def _to_text(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) else value
 
 
+def _matching(pattern: str, rule: str) -> AfterValidator:
+    """Return a check of the whole value. Values go into ssh configs and command lines, where a line break or a quote
+    would begin another setting."""
+
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(f"{value!r} is not {rule}")
+        return value
+
+    return AfterValidator(check)
+
+
 Text = Annotated[str, BeforeValidator(_to_text)]
+Address = Annotated[str, _matching(HOST_NAME.pattern, "a host name or address (no user, no port)")]
+User = Annotated[str, _matching(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*", "a login name")]
+FilePath = Annotated[
+    str, _matching(r'(?!-)[^\x00-\x1f\x7f"\\]+', "a path without control characters, quotes, backslashes")
+]
+Interface = Annotated[str, _matching(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]*", "the name of a network interface")]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 class SshAccess(Section):
     """How to connect to a node. Unset values come from ~/.ssh/config."""
 
-    address: str | None = None
+    address: Address | None = None
     """Address of its sshd; default: the node's name."""
     port: Port | None = None
     """Port of its sshd."""
-    user: str | None = None
+    user: User | None = None
     """Login name there."""
-    key: str | None = None
+    key: FilePath | None = None
     """File of the private key."""
 
 
 class Endpoint(Section):
     """An address and a port on it."""
 
-    address: str
+    address: Address
     """Host name or IP address."""
     port: Port | None = None
     """Rendezvous port of the ranks, if this is the master; default: the launch picks one."""
@@ -90,11 +109,11 @@ class NodeSettings(Section):
     """The node's own address; its ranks find the master there. Default: `outside`."""
     outside: Outside | None = None
     """Where other nodes reach it, e.g. through a published port. Default: the ssh address."""
-    interface: str | None = None
+    interface: Interface | None = None
     """Network interface for gloo and NCCL; default: the one with the inside address."""
     environment: dict[str, Text] = Field(default_factory=dict)
     """Variables for the ranks of this node only. They never appear on a command line."""
-    python: str | None = None
+    python: FilePath | None = None
     """Interpreter there; default: the path of the one that launches."""
 
     @field_validator("environment")
@@ -105,6 +124,8 @@ class NodeSettings(Section):
                 raise ValueError(f"{name!r} is not a valid variable name")
             if name in SET_BY_LAUNCHERS:
                 raise ValueError(f"{name} is set by the launcher")
+            if "\0" in environment[name]:
+                raise ValueError(f"the value of {name} contains a zero byte")
         return environment
 
 
@@ -171,41 +192,20 @@ def forwarded(environment: Mapping[str, str]) -> dict[str, str]:
 
 def read_nodes(path: str | os.PathLike[str]) -> list[Node]:
     """Read the nodes in rank order; rank 0 runs on the first one."""
-    file = Path(path).expanduser()
+    file = expanded(path)
     text = read_text(file)
     if file.suffix in YAML_SUFFIXES:
         return parse_nodes_text(text, str(file))
     return [Node(name=name, slots=slots) for name, slots in parse_hostfile_text(text, str(file)).items()]
 
 
-class _Loader(yaml.SafeLoader):
-    """A YAML loader that refuses repeated keys, of which PyYAML takes the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        lines: dict[str, int] = {}
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                problem = "a key must be a plain value"
-            elif key.value in lines:
-                problem = f"{key.value} is already given in line {lines[key.value]}"
-            else:
-                lines[key.value] = key.start_mark.line + 1
-                continue
-            raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key.start_mark)
-        return super().construct_mapping(node, deep)
-
-
 def parse_nodes_text(text: str, source: str) -> list[Node]:
     """Parse the YAML format. `source` names the file in errors."""
     try:
-        loader = _Loader(text)
-        tree = loader.get_single_node()
-        content = loader.construct_document(tree) if tree else None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist
-        mark = getattr(error, "problem_mark", None)
-        where = f"{source}, line {mark.line + 1}" if mark else source
-        problem = getattr(error, "problem", None) or str(error)
-        raise ClusterError(where, f"not valid YAML ({problem})", "Correct the file.") from None
+        content, tree = load_yaml_tree(text)
+    except BadYaml as error:
+        where = f"{source}, line {error.line}" if error.line else source
+        raise ClusterError(where, f"not valid YAML ({error.problem})", "Correct the file.") from None
     if not isinstance(content, dict):
         raise ClusterError(source, "must have a section `nodes`", EXAMPLES)
     if isinstance(content.get("nodes"), dict):  # `node1:` without settings is a node, too

@@ -10,12 +10,15 @@ import shlex
 from pathlib import Path
 
 from z2all_ds.base.atomic import write_whole
-from z2all_ds.base.child_process import JsonProcess
+from z2all_ds.base.child_process import SAFE_PATH, JsonProcess, checkout_folder
+from z2all_ds.base.paths import expanded
 from z2all_ds.base.ssh_errors import recognise
 from z2all_ds.cluster.nodes import Node
 
 CONNECT_SECONDS = 8
 ALIVE_EVERY_SECONDS, ALIVE_TRIES = 5, 2
+IGNORE_SIGNALS = ("sh", "-c", 'trap "" INT TERM USR1; exec "$@"', "sh")
+"""Prefix of a command that ignores these signals. ssh keeps signals ignored that it finds ignored (client_loop)."""
 SSH_FAILED = 255
 """Exit code of ssh itself; a remote command's code is passed on."""
 COMMON = f"""\
@@ -39,7 +42,7 @@ def config_text(nodes: list[Node]) -> str:
             "HostName": node.ssh.address,
             "Port": node.ssh.port,
             "User": node.ssh.user,
-            "IdentityFile": f'"{Path(node.ssh.key).expanduser()}"' if node.ssh.key else None,
+            "IdentityFile": f'"{expanded(node.ssh.key)}"' if node.ssh.key else None,
             "IdentitiesOnly": "yes" if node.ssh.key else None,
         }
         lines = [f"    {name} {value}\n" for name, value in settings.items() if value is not None]
@@ -51,8 +54,7 @@ def config_text(nodes: list[Node]) -> str:
 def write_private(path: Path, text: str) -> Path:
     """Write a file that only its owner can read, and its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, text)
-    path.chmod(0o600)
+    write_whole(path, text, mode=0o600)
     return path
 
 
@@ -110,15 +112,23 @@ def module_command(node: Node, config: Path, folder: str, module: str) -> list[s
     """Return the ssh command that runs a module on a node. It must not contain secrets.
 
     The module runs in the same folder as here, so that relative paths mean the same, with the programs of its
-    environment first on PATH.
+    environment first on PATH. It imports nothing from that folder.
     """
     path = f'PATH={shlex.quote(os.path.dirname(node.interpreter))}:"$PATH"'
+    if checkout := checkout_folder():
+        path += f" PYTHONPATH={shlex.quote(checkout)}${{PYTHONPATH:+:$PYTHONPATH}}"
+    path += f" {SAFE_PATH}={shlex.quote(os.environ.get(SAFE_PATH, '1'))}"
     command = f"cd {shlex.quote(folder)} && {path} exec {shlex.quote(node.interpreter)} -m {module}"
     return ["ssh", "-F", str(config), node.name, "--", command]
 
 
 def start_module(node: Node, config: Path, folder: str, module: str, *, shows_errors: bool = False) -> JsonProcess:
-    """Start a module on a node, to exchange messages with it."""
+    """Start a module on a node, to exchange messages with it.
+
+    Schedulers and `docker stop` signal every process. Only the launcher acts on it; the connections stay open until it
+    closes them.
+    """
     # `recognise` knows ssh's messages in the C locale.
     environment = {**os.environ, "LC_ALL": "C"}
-    return JsonProcess(module_command(node, config, folder, module), environment, shows_errors=shows_errors)
+    command = [*IGNORE_SIGNALS, *module_command(node, config, folder, module)]
+    return JsonProcess(command, environment, shows_errors=shows_errors)

@@ -1,42 +1,55 @@
 """Turns a folder of .jsonl or .parquet files into a corpus in place; the files are not copied or changed.
 
-Every file is read once, to count and hash it and to make the line index of JSON Lines. The manifest is written last.
-The domain of a file is its top-level subfolder, or its name without a trailing number.
+Every file is read completely, to check its records, to count and hash it, and to make the line index of JSON Lines. The
+manifest is written last. The domain of a file is its top-level subfolder, or its name without a trailing number; files
+whose name is only a number (000_00012.parquet) belong to one domain, named like the folder.
 """
 
-import hashlib
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-import numpy as np
-
 from z2all_ds.base.atomic import TEMPORARY_SUFFIX, explain_disk_errors
 from z2all_ds.base.console import say
-from z2all_ds.base.errors import ConfigError, DataError, MachineError
+from z2all_ds.base.errors import BadRecordError, ConfigError, DataError, MachineError
+from z2all_ds.base.json_text import load_json
 from z2all_ds.base.storage import Folder, open_folder, reason
 from z2all_ds.base.storage.folders import RangeFile
+from z2all_ds.corpus.converters.generic import CONTENT_NAMES
 from z2all_ds.corpus.executors import Executor, run_all
-from z2all_ds.corpus.line_index import SCAN_BYTES, LineScan, store_index
+from z2all_ds.corpus.faults import ON_ERROR
+from z2all_ds.corpus.forms.plan import check_file
+from z2all_ds.corpus.line_index import store_index
 from z2all_ds.corpus.manifest import FORMAT_VERSION, MANIFEST_NAME, Manifest, ShardInfo, write_manifest
+from z2all_ds.corpus.shard_check import check_shard, is_parquet
 from z2all_ds.corpus.shard_text import (
     DEFAULT_TEXT_FIELD,
     check_text_column,
+    no_field,
     open_parquet,
     read_errors,
-    text_columns,
     text_of_line,
 )
 
 FORMATS = (".jsonl", ".parquet")
 COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".lz4", ".zip", ".tar", ".tgz", ".7z", ".br")
 FIRST_READ_BYTES = 1 << 16
+FIRST_RECORDS = 100
+FIRST_RECORDS_BYTES = 1 << 22
+"""The text field is looked for in up to this many records or bytes, because some records may be invalid."""
 LARGE_ROW_GROUP_BYTES = 128 * 10**6
 _TEMPORARY = (TEMPORARY_SUFFIX, ".part", ".partial", ".incomplete", ".crdownload", "~")
-_NUMBERED = re.compile(r"(.+?)(-\d+(-of-\d+)?(-[0-9a-f]{8,})?)")
+_NUMBERED = re.compile(
+    r"(.+?)(-\d+|_\d+|\.\d{3,})([-_]of[-_]\d+)?(-[0-9a-f]{8}[0-9a-f-]*)?(-c\d+)?(\.(snappy|gz|zstd|lz4))?"
+)
+_ONLY_NUMBER = re.compile(r"\d+([-_.]\d+)+|0\d*|\d{1,3}|\d{5,}")
+FILES_AS_DOMAINS = 10
+"""If so many files have a domain each, their names were probably not meant to name domains."""
 
 
 class _Adopted(NamedTuple):
@@ -44,30 +57,49 @@ class _Adopted(NamedTuple):
 
     shard: ShardInfo
     largest_group_bytes: int
+    bad: int
+    """Records without a valid text."""
 
 
 def adopt_corpus(
     location: str | Path,
-    text_field: str = DEFAULT_TEXT_FIELD,
+    text_field: str | None = None,
     domain: str | None = None,
     executor: Executor | None = None,
     *,
     replace: bool = False,
+    on_error: str = "stop",
+    follow_links: bool = False,
 ) -> Manifest:
-    """Write and return the manifest of the files at a path or URL. `domain` sets one domain for all files."""
+    """Write and return the manifest of the files at a path or URL.
+
+    `text_field` is guessed from the first records by default, and `domain` sets one domain for all files. With
+    `on_error="skip"`, files with invalid records are adopted too; a run then needs data.on_bad_record=skip.
+    """
     folder = open_folder(location)
-    if not text_field or domain == "":
+    if text_field == "" or domain == "":
         raise ConfigError("text_field" if domain != "" else "domain", "is an empty name", "Omit it, or give a name.")
+    if on_error not in ON_ERROR:
+        raise ConfigError(f"--on-error {on_error}", f"must be {' or '.join(ON_ERROR)}", "Omit it.")
     sizes = _find_files(folder, replace)
     names = list(sizes)
+    if folder.is_local:
+        for name in names:
+            check_file(Path(folder.where(name)), None if follow_links else Path(folder.location))
+    text_field = text_field or _guessed_field(folder, sizes)
     with (executor or Executor()).opened() as run:
         # A missing field should be reported before hours of counting.
-        for _ in run(partial(_check_first_record, folder, text_field), names):
-            pass
-        work = partial(_adopt_file, folder, text_field, domain)
+        if on_error == "stop":
+            for _ in run(partial(_check_field, folder, text_field), names):
+                pass
+        work = partial(_adopt_file, folder, text_field, domain, on_error)
         adopted = run_all(run, work, names, "adopt", list(sizes.values()))
+    if bad := sum(one.bad for one in adopted):
+        say(f"warning: {bad:,} records have no valid text; a run reads this corpus only with data.on_bad_record=skip")
     _warn_of_large_groups(adopted)
     shards = tuple(sorted((one.shard for one in adopted), key=lambda shard: (shard.domain, shard.path)))
+    if FILES_AS_DOMAINS <= len(shards) == len({shard.domain for shard in shards}):
+        say(f"warning: each of the {len(shards)} files is a domain of its own; --domain NAME makes them one")
     documents = sum(shard.documents for shard in shards)
     if not documents:
         raise DataError(folder.location, "the files contain no documents", "Give a folder with text.")
@@ -81,12 +113,14 @@ def adopt_corpus(
     return manifest
 
 
-def domain_of(name: str) -> str:
-    """Return zh for `zh/a/b.jsonl`, web for `web-00012.jsonl`, train for `train-00000-of-00064.parquet`."""
+def domain_of(name: str, folder_name: str = "documents") -> str:
+    """Return zh for `zh/a/b.jsonl`, web for `web-00012.jsonl`, and `folder_name` for `000_00012.parquet`."""
     parts = PurePosixPath(name).parts
     if len(parts) > 1:
         return parts[0]
     stem = PurePosixPath(name).stem
+    if _ONLY_NUMBER.fullmatch(stem):
+        return folder_name
     numbered = _NUMBERED.fullmatch(stem)
     return numbered[1] if numbered else stem
 
@@ -96,7 +130,10 @@ def _find_files(folder: Folder, replace: bool) -> dict[str, int]:
     try:
         all_sizes = folder.list_files()
     except OSError as error:
-        raise DataError(folder.location, f"cannot be read ({reason(error)})", "Check the path or URL.") from None
+        what = error.filename or folder.location
+        if isinstance(error, FileNotFoundError) and not Path(folder.location).exists():
+            raise DataError(folder.location, "no such folder", "Correct the path.") from None
+        raise DataError(what, f"cannot be read ({reason(error)})", "Give a readable folder.") from None
     if MANIFEST_NAME in all_sizes and not replace:
         rule = "exists already: this is a corpus"
         raise ConfigError(folder.where(MANIFEST_NAME), rule, "Use it as it is, or give --replace to overwrite it.")
@@ -121,51 +158,91 @@ def _is_hidden_or_temporary(name: str) -> bool:
     return any(part.startswith(".") for part in PurePosixPath(name).parts) or name.endswith(_TEMPORARY)
 
 
-def _check_first_record(folder: Folder, text_field: str, name: str) -> None:
-    """Raise unless the first record has a text."""
+def _check_field(folder: Folder, text_field: str, name: str) -> None:
+    """Raise if no record at the beginning of the file has the text field."""
     where = folder.where(name)
     with read_errors(where, "Restore it, or remove it."):
         size = folder.stamp(name).size
-        if _is_parquet(name):
+        if is_parquet(name):
             check_text_column(open_parquet(folder, name, size, where), text_field, where)
-        elif size:
-            line = io.BufferedReader(RangeFile(folder, name, size), FIRST_READ_BYTES).readline()
-            text_of_line(line, text_field, f"{where}, record 0")
+            return
+        lines, fields = list[bytes](), dict[str, None]()
+        for line in _first_lines(folder, name, size):
+            lines.append(line)
+            fields |= _fields_of(line)
+            if text_field in fields:
+                return
+    if fields:
+        raise no_field(f"{where}, record 0", text_field, list(fields))
+    if lines:
+        _refuse_first(lines, text_field, f"{where}, record 0")
 
 
-def _adopt_file(folder: Folder, text_field: str, domain: str | None, name: str) -> _Adopted:
-    """Count and hash a file, and store its line index."""
-    where, domain = folder.where(name), domain or domain_of(name)
+def _refuse_first(lines: Sequence[bytes], text_field: str, where: str) -> None:
+    """Raise the error of the first of these lines, none of which is a record."""
+    try:
+        text_of_line(lines[0], text_field, where)
+    except BadRecordError as error:
+        fix = "Give files with a JSON object per line, or convert them with `z2all corpus convert`."
+        raise DataError(where, f"{error.rule}; no valid record up to line {len(lines)}", fix) from None
+
+
+def _first_lines(folder: Folder, name: str, size: int) -> Iterator[bytes]:
+    """Yield some lines from the beginning of the file: FIRST_RECORDS, or fewer if they are long."""
+    stream, size_read = io.BufferedReader(RangeFile(folder, name, size), FIRST_READ_BYTES), 0
+    for line in islice(stream, FIRST_RECORDS):
+        yield line
+        size_read += len(line)
+        if size_read > FIRST_RECORDS_BYTES:
+            return
+
+
+def _fields_of(line: bytes) -> dict[str, None]:
+    """Return the fields of the record; none if the line is not a record."""
+    with suppress(ValueError):
+        record = load_json(line)
+        return dict.fromkeys(record) if isinstance(record, dict) else {}
+    return {}
+
+
+def _guessed_field(folder: Folder, sizes: dict[str, int]) -> str:
+    """Return `content`, or the first usual name of a text that the first records have."""
+    name = next((name for name, size in sizes.items() if size), "")
+    where = folder.where(name)
+    fields: list[str] = []
     with read_errors(where, "Restore it, or remove it."):
-        stamp, scan = folder.stamp(name), LineScan()
-        digest, position = hashlib.sha256(), 0
-        while chunk := folder.read_range(name, position, position + SCAN_BYTES):
-            digest.update(chunk)
-            if not _is_parquet(name):
-                scan.feed(chunk)
-            position += len(chunk)
-        if position != stamp.size or folder.stamp(name) != stamp:
+        if is_parquet(name):
+            fields = list(open_parquet(folder, name, sizes[name], where).schema_arrow.names)
+        elif name:
+            fields = [field for line in _first_lines(folder, name, sizes[name]) for field in _fields_of(line)]
+    found = next((one for one in (DEFAULT_TEXT_FIELD, *CONTENT_NAMES) if one in fields), DEFAULT_TEXT_FIELD)
+    if found != DEFAULT_TEXT_FIELD:
+        say(f"the text is in the field `{found}`; --text-field chooses another")
+    return found
+
+
+def _adopt_file(folder: Folder, text_field: str, domain: str | None, on_error: str, name: str) -> _Adopted:
+    """Check, count and hash a file, and store its line index."""
+    where = folder.where(name)
+    folder_name = Path(folder.location).resolve().name if folder.is_local else folder.location.rpartition("/")[2]
+    domain = domain or domain_of(name, folder_name or "documents")
+    with read_errors(where, "Restore it, or remove it."):
+        stamp = folder.stamp(name)
+        found = check_shard(folder, name, text_field, stamp.size)
+        if found.bytes != stamp.size or folder.stamp(name) != stamp:
             raise DataError(where, "the file changed while it was read", "Do not change files meanwhile; run it again.")
-        if _is_parquet(name):
-            metadata = open_parquet(folder, name, stamp.size, where).metadata
-            columns = text_columns(metadata, text_field)
-            if nulls := sum(column.statistics.null_count or 0 for column in columns if column.statistics):
-                rule = f"{nulls} of {metadata.num_rows} rows have no `{text_field}`, but every record needs a text"
-                raise DataError(where, rule, "Remove these rows, or make a corpus with `z2all corpus convert`.")
-            sizes = [column.total_uncompressed_size for column in columns]
-            shard = ShardInfo(name, domain, metadata.num_rows, sum(sizes), digest.hexdigest())
-            return _Adopted(shard, max(sizes, default=0))
-        offsets = scan.offsets()
-        empty = np.flatnonzero(np.diff(offsets) <= len("\r\n"))
-        if len(empty):
-            fix = f"Remove them: sed -i '/^\\s*$/d' {name}"
-            raise DataError(f"{where}, record {empty[0]}", f"the file has {len(empty)} empty lines", fix)
-        store_index(folder, name, stamp, offsets)
-        return _Adopted(ShardInfo(name, domain, len(offsets) - 1, stamp.size, digest.hexdigest()), 0)
-
-
-def _is_parquet(name: str) -> bool:
-    return name.lower().endswith(".parquet")
+    is_all_bad = found.bad == found.documents
+    if found.bad and (on_error == "stop" or is_all_bad):
+        rule = f"{found.problems[0].partition(': ')[2]}; {found.bad:,} of {found.documents:,} records are invalid"
+        fix = "Repair or remove them, convert the files with `z2all corpus convert`, or accept them: --on-error skip."
+        if is_all_bad:
+            fix = "Remove the file, convert it with `z2all corpus convert`, or name the field: --text-field NAME."
+        raise DataError(f"{where}, {found.problems[0].partition(':')[0]}", rule, fix)
+    size = sum(found.text_column_bytes) if is_parquet(name) else stamp.size
+    shard = ShardInfo(name, domain, found.documents, size, found.sha256, found.text_bytes)
+    if not is_parquet(name):
+        store_index(folder, name, stamp, found.scan.offsets())
+    return _Adopted(shard, max(found.text_column_bytes, default=0), found.bad)
 
 
 def _warn_of_large_groups(adopted: Sequence[_Adopted]) -> None:

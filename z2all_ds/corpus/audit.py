@@ -1,10 +1,11 @@
-"""Audits a corpus: reads every byte of every shard and reports all differences from the manifest.
+"""Audits a corpus, built or adopted: reads every byte of every shard and reports all differences from the manifest.
 
 Shards are audited independently, so they can be read in parallel. Each returns its gids as runs of consecutive numbers
 (a shard usually has few), from which documents with the same gid are found in the end.
 """
 
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,23 +13,18 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 
 from z2all_ds.base.errors import DataError
+from z2all_ds.base.storage import open_folder, reason
+from z2all_ds.base.storage.open_files import open_regular
 from z2all_ds.corpus.executors import Executor, run_all
-from z2all_ds.corpus.manifest import Manifest, ShardInfo, load_records_manifest
+from z2all_ds.corpus.manifest import Manifest, ShardInfo, load_manifest
 from z2all_ds.corpus.schema import parse_record
+from z2all_ds.corpus.shard_check import DAMAGE, MAX_SHOWN, check_shard, damage_of, is_parquet
 
 Runs = npt.NDArray[np.int64]
 """[runs, 3]: first gid, line of the first gid, and number of documents; gids and lines both increase by one."""
-
-MAX_SHOWN = 10
-"""Invalid lines shown per shard, and repeated gids shown in all; a damaged shard can have thousands."""
-
-DAMAGE = {
-    "replaced": "contain U+FFFD, which stands for an undecodable character",
-    "nul": "contain a NUL character",
-    "empty": "have no content",
-}
 
 
 @dataclass(frozen=True)
@@ -42,10 +38,19 @@ class AuditReport:
     """Differences from the manifest, and records that cannot be read."""
     warnings: tuple[str, ...] = ()
     """Damaged text in valid records."""
+    bad_records: int = 0
+    """How many of `problems` are invalid records of adopted files, which a run can skip."""
 
     @property
     def ok(self) -> bool:
         return not self.problems
+
+    @property
+    def fix(self) -> str:
+        """What to do about the problems."""
+        if self.bad_records == len(self.problems):
+            return "Repair the records and adopt the files again, or read them with data.on_bad_record=skip."
+        return "Build or adopt it again."
 
 
 @dataclass
@@ -56,6 +61,8 @@ class ShardAudit:
     """Number of valid records."""
     bytes: int = 0
     problems: list[str] = field(default_factory=list)
+    bad_records: int = 0
+    """How many of `problems` are invalid records of an adopted file."""
     runs: Runs = field(default_factory=lambda: np.empty((0, 3), np.int64))
     damage: dict[str, tuple[int, str]] = field(default_factory=dict)
     """Kind of DAMAGE -> (number of documents, location of the first)."""
@@ -67,21 +74,65 @@ def audit_corpus(corpus_dir: str | Path, workers: int | None = 1) -> AuditReport
     `workers` is the number of processes; None means one per core.
     """
     corpus_dir = Path(corpus_dir)
-    manifest = load_records_manifest(corpus_dir)
+    manifest = load_manifest(corpus_dir)
     shards = manifest.shards
-    work, sizes = partial(audit_shard, corpus_dir), [shard.bytes for shard in shards]
+    sizes = [shard.bytes for shard in shards]
+    is_adopted = not _holds_records(corpus_dir, manifest)
+    work = partial(audit_adopted, corpus_dir, manifest.text_field) if is_adopted else partial(audit_shard, corpus_dir)
     audits = run_all(Executor(workers).run, work, shards, "audit", sizes)
     problems = [problem for audit in audits for problem in audit.problems]
     problems += _repeated_gids(shards, [audit.runs for audit in audits])
     problems += _gids_above_next(manifest, audits)
     listed = {shard.path for shard in shards}
-    for path in sorted(corpus_dir.rglob("*.jsonl")):
+    for path in sorted([*corpus_dir.rglob("*.jsonl"), *(corpus_dir.rglob("*.parquet") if is_adopted else ())]):
         inner = path.relative_to(corpus_dir)
         # Hidden files belong to a build that is running or was interrupted.
         if inner.as_posix() not in listed and not any(part.startswith(".") for part in inner.parts):
             problems.append(f"{inner.as_posix()}: not in the manifest")
     documents, size = sum(audit.documents for audit in audits), sum(audit.bytes for audit in audits)
-    return AuditReport(len(audits), documents, size, tuple(problems), _warnings(shards, audits))
+    bad_records = sum(audit.bad_records for audit in audits)
+    return AuditReport(len(audits), documents, size, tuple(problems), _warnings(shards, audits), bad_records)
+
+
+def _holds_records(corpus_dir: Path, manifest: Manifest) -> bool:
+    """Return whether the shards are to have complete records; the first line decides if no build wrote them."""
+    shards = [shard for shard in manifest.shards if shard.documents]
+    if manifest.build_keys or not manifest.holds_records or not shards:
+        return manifest.holds_records
+    try:
+        with os.fdopen(open_regular(corpus_dir / shards[0].path), "rb") as stream:
+            values = orjson.loads(stream.readline())
+    except (OSError, ValueError):
+        return True
+    return not isinstance(values, dict) or "gid" in values
+
+
+def audit_adopted(corpus_dir: Path, text_field: str, shard: ShardInfo) -> ShardAudit:
+    """Check everything about one adopted file: that every record has a text, and that nothing has changed."""
+    folder, found = open_folder(corpus_dir), ShardAudit()
+    try:
+        stamp = folder.stamp(shard.path)
+        check = check_shard(folder, shard.path, text_field, stamp.size)
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError)
+        found.problems.append(f"{shard.path}: {'missing' if missing else f'not readable ({reason(error)})'}")
+        return found
+    except DataError as error:
+        found.problems.append(f"{shard.path}: {error.rule}")
+        return found
+    found.documents, found.bytes = check.documents - check.bad, check.bytes
+    found.damage = {kind: (count, f"{shard.path}, record {first}") for kind, (count, first) in check.damage.items()}
+    found.problems += [f"{shard.path}, {problem}" for problem in check.problems]
+    if check.bad > len(check.problems):
+        found.problems.append(f"{shard.path}: {check.bad} invalid records in all")
+    found.bad_records = len(found.problems)
+    if not is_parquet(shard.path) and check.bytes != shard.bytes:
+        found.problems.append(f"{shard.path}: {check.bytes} bytes, the manifest says {shard.bytes}")
+    if check.sha256 != shard.sha256:
+        found.problems.append(f"{shard.path}: its SHA-256 differs from the manifest, the content has changed")
+    if check.documents != shard.documents:
+        found.problems.append(f"{shard.path}: {check.documents} documents, the manifest says {shard.documents}")
+    return found
 
 
 def audit_shard(corpus_dir: Path, shard: ShardInfo) -> ShardAudit:
@@ -92,7 +143,7 @@ def audit_shard(corpus_dir: Path, shard: ShardInfo) -> ShardAudit:
     lines = invalid = 0
     line = b"\n"
     try:
-        with open(corpus_dir / shard.path, "rb") as stream:
+        with os.fdopen(open_regular(corpus_dir / shard.path), "rb") as stream:
             for line in stream:
                 lines += 1
                 found.bytes += len(line)
@@ -109,7 +160,7 @@ def audit_shard(corpus_dir: Path, shard: ShardInfo) -> ShardAudit:
                     continue
                 gids.append(record.gid)
                 gid_lines.append(lines)
-                for kind in _damage(record.content):
+                for kind in damage_of(record.content):
                     count, first = found.damage.get(kind, (0, where))
                     found.damage[kind] = (count + 1, first)
     except OSError as error:
@@ -128,11 +179,6 @@ def audit_shard(corpus_dir: Path, shard: ShardInfo) -> ShardAudit:
     if lines != shard.documents:
         problems.append(f"{shard.path}: {lines} documents, the manifest says {shard.documents}")
     return found
-
-
-def _damage(content: str) -> list[str]:
-    tests = {"replaced": "\ufffd" in content, "nul": "\0" in content, "empty": not content or content.isspace()}
-    return [kind for kind, is_found in tests.items() if is_found]
 
 
 def as_runs(gids: Sequence[int], lines: Sequence[int]) -> Runs:

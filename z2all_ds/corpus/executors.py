@@ -21,9 +21,11 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, TypeVar
 
+from z2all_ds.base.atomic import open_own
 from z2all_ds.base.console import Advance, progress
 from z2all_ds.base.errors import ClusterError, ConfigError, MachineError, Z2allError
 from z2all_ds.base.machine import one_thread_each, usable_cores
@@ -52,6 +54,8 @@ class Executor:
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
             raise ConfigError(f"workers {self.workers}", "must be at least 1", "Omit it to use one per core.")
+        if self.workers is not None and self.ray is not None:
+            raise ConfigError("workers", "a Ray cluster decides how many it starts", "Omit --workers or --ray.")
 
     def run(self, work: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[tuple[int, Result]]:
         """Yield (task number, result) of each task, in the order of completion."""
@@ -90,7 +94,20 @@ def _start_worker(owner: str) -> None:
     # Ctrl-C reaches the whole process group; only the owner handles it, and then ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     follow_owner(owner)
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Hold Ctrl-C back while workers are started. They inherit this until `_start_worker` ignores it; else a worker
+    that is still importing its modules would print a traceback."""
+    resource_tracker.ensure_running()  # started later, it would end the hold
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
@@ -111,7 +128,7 @@ def _worker_processes(max_workers: int) -> Iterator[Run]:
             context = multiprocessing.get_context("spawn")
             pool = ProcessPoolExecutor(max_workers, context, initializer=_start_worker, initargs=(owner_mark(),))
         try:
-            with one_thread_each():  # submit() starts a process if none is idle
+            with one_thread_each(), _interrupts_held():  # submit() starts a process if none is idle
                 numbers = {pool.submit(work, task): number for number, task in enumerate(tasks)}
             for future in as_completed(numbers):
                 yield numbers[future], future.result()
@@ -185,7 +202,7 @@ def _connected_ray(address: str) -> Iterator[Any]:
 @contextmanager
 def progress_file(path: Path, documents: Callable[[], int]) -> Iterator[Callable[[int], None]]:
     """Yield a function that counts raw bytes; they and `documents()` are written to a file for the driver to read."""
-    file, total, next_write = os.open(path, os.O_CREAT | os.O_WRONLY, 0o644), 0, 0.0
+    file, total, next_write = open_own(path, os.O_WRONLY, 0o644), 0, 0.0
 
     def advance(raw_bytes: int) -> None:
         nonlocal total, next_write

@@ -58,7 +58,7 @@ class FaultLog:
 
     def __post_init__(self) -> None:
         if self.on_error not in ON_ERROR:
-            raise ConfigError(f"on_error {self.on_error!r}", f"must be one of {', '.join(ON_ERROR)}", "Omit it.")
+            raise ConfigError(f"--on-error {self.on_error}", f"must be {' or '.join(ON_ERROR)}", "Omit it.")
         if not 0 <= self.max_bad_share <= 1:
             raise ConfigError(f"max_bad_share {self.max_bad_share}", "must be from 0 to 1", "E.g. 0.01.")
 

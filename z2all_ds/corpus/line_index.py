@@ -102,14 +102,16 @@ def load_index(folder: Folder, shard: str, stamp: Stamp) -> LineIndex | None:
 
 def build_index(folder: Folder, shard: str, stamp: Stamp) -> LineIndex:
     """Scan the shard. If its size has changed, the index has the new size and is not written."""
-    scan, position = LineScan(), 0
+    scan, position, size = LineScan(), 0, stamp.size
     is_large = stamp.size > SHOW_PROGRESS_ABOVE_BYTES
     with progress(f"index {shard}", stamp.size, "bytes") if is_large else nullcontext() as advance:
-        while chunk := folder.read_range(shard, position, position + SCAN_BYTES):
+        while position < size and (chunk := folder.read_range(shard, position, min(position + SCAN_BYTES, size))):
             scan.feed(chunk)
             position += len(chunk)
             if advance:
                 advance(len(chunk))
+            if position >= size:
+                size = folder.stamp(shard).size
     offsets = scan.offsets()
     if position != stamp.size:
         return LineIndex(folder, shard, Stamp(position, stamp.version), len(offsets) - 1, offsets)

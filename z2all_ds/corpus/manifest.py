@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from z2all_ds.base.errors import DataError
+from z2all_ds.base.json_text import load_json
 from z2all_ds.base.storage import open_folder, reason
 from z2all_ds.corpus.shard_text import DEFAULT_TEXT_FIELD
 
@@ -33,6 +34,8 @@ class ShardInfo:
     """Size of a JSON Lines file; for Parquet the uncompressed size of the text column, so that sizes are comparable."""
     sha256: str
     """Hash of the file."""
+    text_bytes: int | None = None
+    """Size of the texts in UTF-8; None in corpora of earlier versions, which did not count it."""
 
     def is_present(self, corpus_dir: Path) -> bool:
         """Return whether the file exists with the right size. Only an audit reads it."""
@@ -106,7 +109,7 @@ def load_manifest(corpus_dir: str | Path) -> Manifest:
     path = folder.where(MANIFEST_NAME)
     rebuild = "Build the corpus again, or restore the manifest that belongs to these shards."
     try:
-        values = json.loads(folder.read(MANIFEST_NAME))
+        values = load_json(folder.read(MANIFEST_NAME))
     except FileNotFoundError:
         rule = "no such file; it is written at the end of a build"
         raise DataError(path, rule, "Give the folder of a complete corpus, or build one.") from None
@@ -139,8 +142,9 @@ def load_records_manifest(corpus_dir: str | Path) -> Manifest:
     """Read the manifest of a corpus; raise if its shards do not have all fields of a record."""
     manifest = load_manifest(corpus_dir)
     if not manifest.holds_records:
-        fix = "Convert its files with `z2all corpus convert generic`; training works without."
-        raise DataError(f"corpus {corpus_dir}", "this needs records, but its files were adopted", fix)
+        rule = "this verb needs shards made by `corpus convert`, but this corpus was adopted"
+        fix = "Convert its files with `z2all corpus convert generic`; it can be trained on as it is."
+        raise DataError(f"corpus {corpus_dir}", rule, fix)
     return manifest
 
 
@@ -151,7 +155,7 @@ def _shard(entry: dict[str, Any]) -> ShardInfo:
         raise ValueError(f"path {shard.path!r} must be inside the corpus folder")
     if not isinstance(shard.domain, str) or not shard.domain:
         raise ValueError(f"domain {shard.domain!r} must be a non-empty string")
-    for count in (shard.documents, shard.bytes):
+    for count in (shard.documents, shard.bytes, *([] if shard.text_bytes is None else [shard.text_bytes])):
         _check_count(shard.path, count)
     if not _HEX_64.fullmatch(shard.sha256):
         raise ValueError(f"{shard.path}: {shard.sha256!r} is not a SHA-256")

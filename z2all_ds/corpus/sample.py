@@ -1,6 +1,7 @@
 """Shows documents of a corpus: some at random, or one by its gid. Only the shards that contain them are read."""
 
 import json
+import os
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from random import Random
 from z2all_ds.base.console import progress
 from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.base.storage import Folder, open_folder
+from z2all_ds.base.storage.open_files import open_regular
 from z2all_ds.corpus.line_index import load_or_build_index
 from z2all_ds.corpus.manifest import ShardInfo, load_records_manifest
 from z2all_ds.corpus.schema import Record, parse_record
@@ -44,7 +46,7 @@ def find_document(corpus_dir: str | Path, gid: int) -> tuple[str, Record]:
     The gids of a corpus built here increase, so a binary search in one shard finds it. Other corpora are read in full.
     """
     shards = [shard for shard in load_records_manifest(corpus_dir).shards if shard.documents]
-    first_gids = [next(_all_records(corpus_dir, shard)).gid for shard in shards]
+    first_gids = [_first_gid(corpus_dir, shard) for shard in shards]
     for first_gid, shard in sorted(zip(first_gids, shards, strict=True), key=lambda pair: pair[0], reverse=True):
         if first_gid <= gid:
             records = _Records(open_folder(corpus_dir), shard)
@@ -101,10 +103,17 @@ class _Records(Sequence[Record]):
         return parse_record(line, f"{path}:{number + 1}")
 
 
+def _first_gid(corpus_dir: str | Path, shard: ShardInfo) -> int:
+    for record in _all_records(corpus_dir, shard):
+        return record.gid
+    rule = f"is empty, the manifest says {shard.documents:,} documents"
+    raise DataError(str(Path(corpus_dir) / shard.path), rule, REBUILD)
+
+
 def _all_records(corpus_dir: str | Path, shard: ShardInfo, containing: bytes = b"") -> Iterator[Record]:
     """Yield the records whose line contains some bytes; the other lines are not parsed."""
     path = Path(corpus_dir) / shard.path
-    with read_errors(str(path)), open(path, "rb") as stream:
+    with read_errors(str(path)), os.fdopen(open_regular(path), "rb") as stream:
         for number, line in enumerate(stream, 1):
             if containing in line:
                 yield parse_record(line, f"{shard.path}:{number}")

@@ -85,6 +85,8 @@ def _parse_strictly(line: str | bytes, where: str) -> Record:
         raise DataError(where, f"not JSON ({error.msg} at column {error.colno})", _FIX) from None
     except RecursionError:
         raise DataError(where, "not a record (JSON nested too deeply)", _FIX) from None
+    except ValueError as error:  # an integer of more than 4,300 digits
+        raise DataError(where, f"not a record ({str(error).partition(';')[0]})", _FIX) from None
     if not isinstance(values, dict):
         raise DataError(where, f"{_RULE}, not a {type(values).__name__}", _FIX)
     if values.keys() != _TYPES.keys():

@@ -8,13 +8,16 @@ unchanged, including their gids. Every shard becomes at most one shard per side,
 import hashlib
 import json
 import os
-import shutil
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from z2all_ds.base.atomic import TEMPORARY_SUFFIX, HashedFile, explain_disk_errors, make_folder, publish, write_whole
+from z2all_ds.base.atomic import HashedFile, explain_disk_errors, write_whole
+from z2all_ds.base.atomic_folder import atomic_folder
 from z2all_ds.base.errors import ConfigError, DataError
+from z2all_ds.base.json_text import load_json
+from z2all_ds.base.paths import full_path
+from z2all_ds.base.storage.open_files import open_regular, read_regular
 from z2all_ds.corpus.executors import Executor, run_all
 from z2all_ds.corpus.manifest import Manifest, ShardInfo, load_manifest, load_records_manifest, write_manifest
 from z2all_ds.corpus.schema import parse_record
@@ -55,30 +58,22 @@ def split_corpus(
     corpus_dir, out_dir = Path(corpus_dir), Path(os.path.abspath(out_dir))
     if not 0 < share < 1:
         raise ConfigError(f"share {share:g}", "must be between 0 and 1", "E.g. 0.01 for one document in a hundred.")
-    if out_dir.resolve().is_relative_to(corpus_dir.resolve()):
+    if full_path(out_dir).is_relative_to(full_path(corpus_dir)):
         raise ConfigError(f"folder {out_dir}", f"is inside the corpus {corpus_dir}", "Choose a folder outside it.")
     manifest = load_records_manifest(corpus_dir)
     key = {"rule": RULE_VERSION, "corpus": manifest.fingerprint, "share": share, "seed": seed}
     if out_dir.exists() and not (out_dir.is_dir() and not any(out_dir.iterdir())):
         return _existing_split(out_dir, key)
-    make_folder(out_dir.parent)
-    with explain_disk_errors(out_dir.parent):
-        temporary = out_dir.with_name(f".{out_dir.name}.split{TEMPORARY_SUFFIX}")
-        shutil.rmtree(temporary, ignore_errors=True)  # left by an interrupted split
-        try:
-            sides = _write_sides(corpus_dir, temporary, manifest, share, seed, workers)
-            write_whole(temporary / SPLIT_NAME, json.dumps(key, ensure_ascii=False, indent=1) + "\n")
-            publish(temporary, out_dir)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
+    with explain_disk_errors(out_dir.parent), atomic_folder(out_dir) as temporary:
+        sides = _write_sides(corpus_dir, temporary, manifest, share, seed, workers)
+        write_whole(temporary / SPLIT_NAME, json.dumps(key, ensure_ascii=False, indent=1) + "\n")
     return _report(*sides)
 
 
 def _existing_split(out_dir: Path, key: dict[str, object]) -> SplitReport:
     """Return the report of the same split made before; raise if the folder contains anything else."""
     try:
-        found = json.loads((out_dir / SPLIT_NAME).read_bytes())
+        found = load_json(read_regular(out_dir / SPLIT_NAME))
     except (OSError, ValueError):
         found = None
     if found != key:
@@ -114,20 +109,24 @@ def _write_sides(
 def _split_shard(corpus_dir: Path, folder: Path, share: float, seed: str, shard: ShardInfo) -> list[ShardInfo]:
     """Write both sides of one shard; a side without documents gets no file."""
     source, targets = corpus_dir / shard.path, [folder / side / shard.path for side in SIDES]
-    documents, digest = [0, 0], hashlib.sha256()
+    documents, text_bytes, digest = [0, 0], [0, 0], hashlib.sha256()
     with explain_disk_errors(folder), HashedFile(targets[0]) as train, HashedFile(targets[1]) as validation:
         files = (train, validation)
         try:
-            with open(source, "rb") as lines:
+            with os.fdopen(open_regular(source), "rb") as lines:
                 for number, line in enumerate(lines, 1):
                     digest.update(line)
                     record = parse_record(line, f"{shard.path}:{number}")
                     side = int(is_validation(record.content, share, seed))
                     files[side].write(line)
                     documents[side] += 1
-        except FileNotFoundError:
-            fix = "Restore it, or build the corpus again."
-            raise DataError(str(source), "no such file, but the manifest lists it", fix) from None
+                    text_bytes[side] += len(record.content.encode())
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) or error.filename == str(source):
+                why = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+                rule = f"{why}, but the manifest lists it"
+                raise DataError(str(source), rule, "Restore it, or build the corpus again.") from None
+            raise
         if digest.hexdigest() != shard.sha256:
             rule = "its SHA-256 differs from the manifest, the content has changed"
             raise DataError(str(source), rule, "Run `z2all corpus audit`, and build the corpus again.")
@@ -135,8 +134,8 @@ def _split_shard(corpus_dir: Path, folder: Path, share: float, seed: str, shard:
             if count:
                 file.finish(target)
     return [
-        ShardInfo(shard.path, shard.domain, count, file.size, file.sha256)
-        for file, count in zip(files, documents, strict=True)
+        ShardInfo(shard.path, shard.domain, count, file.size, file.sha256, size)
+        for file, count, size in zip(files, documents, text_bytes, strict=True)
     ]
 
 

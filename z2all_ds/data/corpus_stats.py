@@ -6,6 +6,8 @@ are equally likely, and the totals are scaled by bytes.
 """
 
 import hashlib
+import io
+import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -14,10 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from z2all_ds.base.atomic import explain_disk_errors, make_folder
 from z2all_ds.base.console import human_bytes, progress
 from z2all_ds.base.errors import ConfigError, DataError
+from z2all_ds.base.outputs import write_output
 from z2all_ds.base.reports import Shown, Table
+from z2all_ds.base.storage.open_files import open_regular
 from z2all_ds.corpus.executors import Executor
 from z2all_ds.corpus.manifest import ShardInfo, load_records_manifest
 from z2all_ds.corpus.schema import parse_record
@@ -86,7 +89,7 @@ def corpus_stats(
     """Read the corpus, or about a share of it (at least one block per shard), in `workers` processes."""
     corpus_dir = Path(corpus_dir)
     if not 0 < sample_share <= 1:
-        raise ConfigError(f"sample_share {sample_share:g}", "must be above 0 and at most 1", "E.g. 0.01.")
+        raise ConfigError(f"--sample {sample_share:g}", "must be above 0 and at most 1", "E.g. 0.01.")
     tokenizer = None if tokenizer_dir is None else (str(tokenizer_dir), load_tokenizer(tokenizer_dir).fingerprint)
     manifest = load_records_manifest(corpus_dir)
     counts: dict[str, _Counts] = {domain: _Counts() for domain in manifest.domains}
@@ -151,10 +154,9 @@ def draw_lengths(stats: CorpusStats, out: Path) -> Path:
             axes.legend()
         axes.grid(alpha=0.3)
         figure.tight_layout()
-        with explain_disk_errors(out.parent):
-            make_folder(out.parent)
-            figure.savefig(out)
-    return out
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format=out.suffix[1:])
+    return write_output(out, drawn.getvalue(), "--plot")
 
 
 def _drawable(name: str, with_chinese: bool) -> str:
@@ -185,10 +187,11 @@ def _count_shard(corpus_dir: Path, tokenizer: tuple[str, str] | None, share: flo
 def _chosen_lines(corpus_dir: Path, shard: ShardInfo, share: float) -> Iterator[tuple[int, bytes]]:
     """Yield (first byte, line) of the documents that begin in the chosen blocks of a shard."""
     try:
-        stream = open(corpus_dir / shard.path, "rb")  # noqa: SIM115 - closed by the block below
-    except FileNotFoundError:
-        fix = "Restore it, or build the corpus again."
-        raise DataError(f"{corpus_dir / shard.path}", "no such file, but the manifest lists it", fix) from None
+        stream = os.fdopen(open_regular(corpus_dir / shard.path), "rb")
+    except OSError as error:
+        why = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
+        rule = f"{why}, but the manifest lists it"
+        raise DataError(f"{corpus_dir / shard.path}", rule, "Restore it, or build the corpus again.") from None
     with stream:
         for first, stop in _blocks(shard, share):
             # Start at the byte before: if it ends a line, the first document begins with the block.

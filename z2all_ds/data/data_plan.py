@@ -1,26 +1,49 @@
 """Everything that decides which sample comes when: the spec, the opened corpus, the schedule, and the lanes.
 
 A lane is an endless, deterministic sequence of samples, with a cursor of a few integers per domain. The number of lanes
-is fixed for the whole run and independent of the number of ranks. Lane l of L owns the blocks l, l + L, l + 2L, ... of
-every domain's endless sequence (`order`), so each document belongs to exactly one lane per epoch. Lanes do not wait for
-each other: one may be in the next epoch of a domain while another still reads the last blocks of this one.
+is fixed for the whole run and independent of the number of ranks. Every epoch of a domain is divided into L parts, one
+per lane (`order`), so each token belongs to exactly one lane per epoch. Lanes do not wait for each other, but their
+parts have the same size, so they reach the end of an epoch together.
 
 Needs no torch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.corpus.manifest import load_manifest
 from z2all_ds.corpus.reading.readers import open_domains
-from z2all_ds.data.documents import Documents, DocumentSpan, Domain, LaneDocuments, RawDomain, Tokenizer
-from z2all_ds.data.order import DomainOrder, documents_per_block
-from z2all_ds.data.packing import PACKING_MODES, BestFitPacker, Cursor, CutPacker, LaneState, Sample, fresh_cursor
+from z2all_ds.data.documents import Documents, DocumentSpan, Domain, LaneDocuments, RawDomain, Tokenizer, mixture_sizes
+from z2all_ds.data.order import DomainOrder, EvenOrder, TokenOrder, documents_per_block
+from z2all_ds.data.packing import (
+    PACKING_MODES,
+    BestFitPacker,
+    CutPacker,
+    LaneState,
+    Sample,
+    fresh_cursor,
+    tokens_used,
+)
 from z2all_ds.data.stages import Schedule, SkipRange, Stage, StageSpec
-from z2all_ds.data.state import STATE_VERSION, StreamState, divisors, resumed_lanes
+from z2all_ds.data.state import STATE_VERSION, StreamState, resumed_lanes, upgraded
 from z2all_ds.data.tokens.reading import is_token_corpus, open_token_corpus
+
+COUNTED_BYTES = 128 << 20
+"""Text above this size is divided by bytes instead of tokens: counting the tokens takes a minute on two cores."""
+COUNTED_DOCUMENTS = 20_000_000
+"""Token shards of more documents are read in strides: the counts, which each process holds, have 12 bytes each."""
+EVEN_ORDER_BYTES = 4 << 30
+"""Larger text is read in strides: equal parts need the sizes of all documents, hence the index of every shard, or the
+text column of every Parquet file. At this size strides differ by a few percent, and less in a larger domain."""
+SMALLEST_PART_BYTES = 1024
+"""Below, a sample would need the parts of many epochs, so lanes read whole documents in strides."""
 
 
 @dataclass(frozen=True)
@@ -34,22 +57,27 @@ class StreamSpec:
     seed: int = 0
     """Seed of all shuffling."""
     num_lanes: int = 256
-    """Fixed for the whole run; the world size must divide it."""
+    """Fixed for the whole run; the largest world size."""
     packing: str = "cut"
     """cut: no padding. best_fit: documents that fit into a sample are not cut."""
     skip: Sequence[SkipRange] = ()
     """Global samples [first, end) to leave out."""
+    even_epochs: bool = True
+    """Divide each epoch into equal parts, where possible. Not for validation, which repeats its first samples."""
+    on_bad_record: str = "stop"
+    """skip: a record without a valid text is read as an empty document."""
+    begin_of_text: bool | None = False
+    """Put the begin-of-text token before every document; None: if the tokenizer does so itself."""
+    verify_shards: bool = False
+    """Compare the checksums of opened shards in the background."""
 
     def check_shape(self, rank: int, world_size: int) -> None:
         for name, value in (("num_lanes", self.num_lanes), ("world_size", world_size)):
             if value < 1:
                 raise ConfigError(f"{name}={value}", "it must be at least 1", f"Set {name} to 1 or more.")
-        if self.num_lanes % world_size:
-            raise ConfigError(
-                f"world_size={world_size}",
-                f"it must divide num_lanes={self.num_lanes}",
-                f"Allowed world sizes: {', '.join(map(str, divisors(self.num_lanes)))}.",
-            )
+        if world_size > self.num_lanes:
+            rule = f"it must be at most num_lanes={self.num_lanes}"
+            raise ConfigError(f"world_size={world_size}", rule, "Use fewer ranks, or start a new run with more lanes.")
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank={rank}", f"ranks are 0 to {world_size - 1}", "Check RANK and WORLD_SIZE.")
         if self.packing not in PACKING_MODES:
@@ -57,13 +85,15 @@ class StreamSpec:
             raise ConfigError(f"packing={self.packing!r}", rule, "Use one of these.")
 
 
-def open_documents(corpus_dir: str | Path, tokenizer: Tokenizer) -> Documents:
+def open_documents(
+    corpus_dir: str | Path, tokenizer: Tokenizer, on_bad_record: str = "stop", verify: bool = False
+) -> Documents:
     """Open a corpus of either kind; token shards must be made with this tokenizer."""
     if not is_token_corpus(corpus_dir):
-        readers = open_domains(corpus_dir, load_manifest(corpus_dir))
+        readers = open_domains(corpus_dir, load_manifest(corpus_dir), on_bad_record, verify)
         domains = {name: RawDomain(reader, tokenizer) for name, reader in readers.items()}
         return Documents(domains, tokenizer.fingerprint)
-    documents = open_token_corpus(corpus_dir)
+    documents = open_token_corpus(corpus_dir, verify)
     if documents.tokenizer_fingerprint != tokenizer.fingerprint:
         rule = "its tokens were made with a different tokenizer"
         raise DataError(str(corpus_dir), rule, "Use that tokenizer, or run `z2all corpus tokenize` again.")
@@ -79,22 +109,56 @@ class DataPlan:
     domains: Sequence[Domain]
     orders: Sequence[DomainOrder]
     tokenizer_fingerprint: str
+    sizes: Mapping[str, int]
+    """Sizes of all domains of the corpus, for shares by size."""
+    longest_sample: int
+    """Longer documents may be divided between lanes; "best_fit" never cuts the others."""
+    begin_id: int | None = None
+    """Token before every document."""
 
     @classmethod
     def open(cls, spec: StreamSpec, tokenizer: Tokenizer, documents: Documents | None = None) -> "DataPlan":
         """Open the corpus, unless its `documents` are given."""
-        documents = documents or open_documents(spec.corpus_dir, tokenizer)
-        sizes = {name: domain.num_bytes for name, domain in documents.domains.items()}
+        documents = documents or open_documents(spec.corpus_dir, tokenizer, spec.on_bad_record, spec.verify_shards)
+        if spec.begin_of_text is None:
+            spec = replace(spec, begin_of_text=tokenizer.begins_texts)
+        sizes = mixture_sizes(documents.domains)
         schedule = Schedule(spec.stages, spec.skip, sizes, spec.num_lanes, spec.seed)
         domains = [documents.domains[name] for name in schedule.domain_names]
-        orders = []
-        for domain in domains:
-            block_size = documents_per_block(domain.num_documents, domain.num_bytes, spec.num_lanes)
-            orders.append(DomainOrder(domain.name, domain.num_documents, block_size, spec.seed))
-        return cls(spec, schedule, domains, orders, documents.tokenizer_fingerprint)
+        longest = max(stage.sequence_length for stage in schedule.stages)
+        orders = [domain_order(domain, spec, longest) for domain in domains]
+        begin_id = tokenizer.model_token_ids["bos_token_id"] if spec.begin_of_text else None
+        if spec.begin_of_text and begin_id is None:
+            rule = "the tokenizer has no begin-of-text token (bos_token)"
+            raise ConfigError("data.begin_of_text=true", rule, "Leave it out, or use another tokenizer.")
+        return cls(spec, schedule, domains, orders, documents.tokenizer_fingerprint, sizes, longest, begin_id)
+
+    def prepare(self) -> None:
+        """Do what the first sample would do, such as counting tokens."""
+        for order in self.orders:
+            order.prepare()
+
+    def describe_shares(self) -> list[str]:
+        """Return a line per stage that reads several domains: their shares of the tokens."""
+        return [
+            f"shares of tokens{f' in stage {stage.name}' if len(self.schedule.stages) > 1 else ''}: "
+            + ", ".join(f"{name} {share:.2%}" for name, share in stage.shares.items())
+            for stage in self.schedule.stages
+            if len(stage.shares) > 1
+        ]
 
     def fresh_lanes(self, lanes: Sequence[int]) -> dict[int, LaneState]:
         return {lane: [fresh_cursor(self.spec.packing) for _ in self.domains] for lane in lanes}
+
+    def epochs_read(self, lanes: Mapping[int, LaneState]) -> dict[str, list[float]]:
+        """Return for each domain how often each of these lanes has read its share of it."""
+        return {
+            domain.name: [
+                order.epochs_read(lane, cursor[0], cursor[1], tokens_used(cursor, self.spec.packing))
+                for lane, cursor in ((lane, cursors[number]) for lane, cursors in lanes.items())
+            ]
+            for number, (domain, order) in enumerate(zip(self.domains, self.orders, strict=True))
+        }
 
     def state_at(self, position: int, lanes: dict[int, LaneState]) -> StreamState:
         """Return the state of these lanes before global sample `position`."""
@@ -106,9 +170,15 @@ class DataPlan:
             "seed": self.spec.seed,
             "packing": self.spec.packing,
             "tokenizer_fingerprint": self.tokenizer_fingerprint,
-            "domains": {domain.name: [domain.num_documents, domain.fingerprint[:16]] for domain in self.domains},
+            "domains": {
+                domain.name: [domain.num_documents, domain.fingerprint[:16], order.kind]
+                for domain, order in zip(self.domains, self.orders, strict=True)
+            },
             "stage": {"name": stage.name, "sequence_length": stage.sequence_length, "shares": dict(stage.shares)},
             "skip": [[first, end] for first, end in self.schedule.skip],
+            "sizes": dict(self.sizes),
+            "longest_sample": self.longest_sample,
+            "begin_of_text": self.begin_id is not None,
             "lanes": {str(lane): [list(cursor) for cursor in state] for lane, state in lanes.items()},
         }
 
@@ -118,14 +188,64 @@ class DataPlan:
         """Return the plan and the cursors of these lanes to continue from a saved state.
 
         Ranges skipped in the state stay skipped. Those of the spec apply from here on, as earlier samples are consumed.
+        An unchanged domain keeps the kind of order with which it was read so far. The longest sample stays that of the
+        run's start, since later stages may have changed.
         """
+        state = upgraded(state)
         position = state.get("position", 0)
         ahead = [(max(first, position), end) for first, end in self.spec.skip if end > position]
         skip = [*ahead, *((first, end) for first, end in state.get("skip", ()))]
-        sizes = {domain.name: domain.num_bytes for domain in self.domains}
-        plan = replace(self, schedule=Schedule(self.spec.stages, skip, sizes, self.spec.num_lanes, self.spec.seed))
+        sizes, longest = self._sizes_of(state), max(1, int(state.get("longest_sample", self.longest_sample)))
+        orders = [domain_order(domain, self.spec, longest, _saved_kind(state, domain)) for domain in self.domains]
+        schedule = Schedule(self.spec.stages, skip, sizes, self.spec.num_lanes, self.spec.seed)
+        plan = replace(self, schedule=schedule, orders=orders, sizes=sizes, longest_sample=longest)
         here = plan.state_at(position, {lane: [] for lane in lanes})
         return plan, resumed_lanes(state, here, allow_data_change)
+
+    def _sizes_of(self, state: StreamState) -> Mapping[str, int]:
+        """Return the sizes that the run began with: it keeps its shares on text, on tokens and in later versions.
+
+        States of earlier versions have none: shares were by the size of the shards. A changed corpus gets new shares.
+        """
+        identities = {domain.name: [domain.num_documents, domain.fingerprint[:16]] for domain in self.domains}
+        saved = state.get("sizes", {domain.name: domain.num_bytes for domain in self.domains})
+        before = {name: identity[:2] for name, identity in state.get("domains", {}).items()}
+        is_same = identities == before and saved.keys() >= identities.keys()
+        return saved if is_same else self.sizes
+
+
+def _saved_kind(state: StreamState, domain: Domain) -> str | None:
+    """Return the kind of order in which the domain was read so far; None if it is new or has changed."""
+    *identity, kind = state.get("domains", {}).get(domain.name, [None])
+    return kind if identity == [domain.num_documents, domain.fingerprint[:16]] else None
+
+
+def domain_order(domain: Domain, spec: StreamSpec, longest_sample: int, kind: str | None = None) -> DomainOrder:
+    """Return the order of a domain: of the given kind if its documents allow that, otherwise of the best kind."""
+    block_size = documents_per_block(domain.num_documents, domain.num_bytes, spec.num_lanes)
+    values = (domain.name, domain.num_documents, block_size, spec.seed, spec.num_lanes)
+    kind = kind or _best_kind(domain, spec)
+    split_unit = 1 if spec.packing == "cut" else longest_sample
+    if kind == TokenOrder.kind:
+        return TokenOrder(*values, partial(_token_sizes, domain, bool(spec.begin_of_text)), split_unit)
+    if kind == EvenOrder.kind and domain.has_sizes:
+        return EvenOrder(*values, domain.document_sizes, split_unit)
+    return DomainOrder(*values)
+
+
+def _token_sizes(domain: Domain, begin_of_text: bool) -> npt.NDArray[np.integer[Any]]:
+    return domain.token_counts() + begin_of_text
+
+
+def _best_kind(domain: Domain, spec: StreamSpec) -> str:
+    enough_documents = domain.num_documents >= spec.num_lanes
+    enough_text = domain.num_bytes >= SMALLEST_PART_BYTES * spec.num_lanes
+    if not spec.even_epochs or not (enough_documents or enough_text):
+        return DomainOrder.kind
+    has_tokens = domain.num_tokens is not None and domain.num_documents <= COUNTED_DOCUMENTS
+    if has_tokens or (domain.text_bytes or domain.num_bytes) <= COUNTED_BYTES:
+        return TokenOrder.kind
+    return EvenOrder.kind if enough_documents and domain.num_bytes <= EVEN_ORDER_BYTES else DomainOrder.kind
 
 
 class Lane:
@@ -143,12 +263,13 @@ class Lane:
         if packer is None:
             plan, cursor = self._plan, self._cursors[domain_index]
             domain, order = plan.domains[domain_index], plan.orders[domain_index]
-            documents = LaneDocuments(domain, order, self.number, plan.spec.num_lanes, cursor[0], cursor[1])
+            documents = LaneDocuments(domain, order, self.number, cursor[0], cursor[1], plan.begin_id)
             kind = CutPacker if plan.spec.packing == "cut" else BestFitPacker
             packer = self._packers[domain_index] = kind(documents, domain_index, cursor)
         made = packer.next_sample(stage.sequence_length, spans)
         self._cursors[domain_index] = packer.cursor()
         return made
 
-    def cursor(self, domain_index: int) -> Cursor:
-        return self._cursors[domain_index]
+    def cursors(self) -> LaneState:
+        """Return the cursors after the last sample."""
+        return list(self._cursors)

@@ -1,6 +1,6 @@
 """Packs documents into samples with one of two packers, and samples into the columns of a batch.
 
-A document is its tokens and one <|endoftext|>. A sample is `sequence_length` tokens of one domain. `labels[t]` is
+A document is its tokens and one <|endoftext|>. A sample is `sequence_length` tokens of one domain. `next_tokens[t]` is
 already the target of `input_ids[t]`: the next token of the same document, also if that token is the first of the next
 sample. The <|endoftext|> is a target, and has no target itself: the loss never crosses the end of a document.
 
@@ -12,35 +12,39 @@ Samples stay compact (four bytes per token) until they are in the training proce
 columns of a batch, ten times the size.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from z2all_ds.base.errors import DataError
-from z2all_ds.data.documents import DocumentSpan, LaneDocuments, TokenArray, TokenRun
+from z2all_ds.data.documents import DocumentSpan, LaneDocuments, TokenArray, TokenRun, changed_document
+from z2all_ds.data.order import Used
 
 if TYPE_CHECKING:
     import torch
 
 
 PACKING_MODES = ("cut", "best_fit")
-SAMPLES_PER_GROUP = 64
+SAMPLES_PER_GROUP, SMALLEST_REST, SMALLEST_PART = 64, 16, 4
 """Group size of "best_fit". On real text in samples of 2048 tokens the padding is 2.7 % with groups of 32, 1.7 % with
-64, 1.2 % with 128; a resume reads the group again, and a lane holds one group per domain."""
+64, 1.2 % with 128; a resume reads the group again, and a lane holds one group per domain. A group ends with the lane's
+part of an epoch, so that the documents of one epoch are read before those of the next. It takes the rest of the part,
+too, if that has fewer than 16 samples; a part of fewer than four shares a group with the next one. Small groups have
+more padding: 4.7 % with parts of ten samples."""
 
 Cursor = list[int]
 """Position of a lane in a domain: the block of the lane (0, 1, 2, ...), the position in the block, and then for "cut"
-the tokens already used of that document, for "best_fit" (sequence length, samples used) of the group that begins there,
-with one more pair for each change of length within the group."""
+the tokens already used of that document (0 also before the lane's part of it), for "best_fit" (sequence length, samples
+used) of the group that begins there, with one more pair for each change of length within the group."""
 LaneState = list[Cursor]
 """The cursors of a lane, in the order of the stream's domains."""
 
 NO_TARGET = -100
 """Label of a position without a target; torch's cross-entropy ignores it."""
 
-COLUMNS = ("input_ids", "labels", "position_ids", "document_ids", "domain_ids")
+COLUMNS = ("input_ids", "next_tokens", "position_ids", "document_ids", "domain_ids")
 
 Batch = dict[str, "torch.Tensor"]
 """The columns, each int64 [micro_batch_size, sequence_length]."""
@@ -76,28 +80,35 @@ def make_batch(samples: Sequence[Sample], pin_memory: bool = False) -> Batch:
     else:
         block = torch.from_numpy(np.empty(shape, dtype=np.int64))
     counting = np.arange(length)
-    input_ids, all_labels, all_positions, all_documents, domain_ids = block.numpy()
+    input_ids, all_targets, all_positions, all_documents, domain_ids = block.numpy()
     for row, sample in enumerate(samples):
         input_ids[row] = sample.tokens[:-1]
         domain_ids[row] = sample.domain_index
-        labels, positions, documents = all_labels[row], all_positions[row], all_documents[row]
-        labels[:] = sample.tokens[1:]
+        targets, positions, documents = all_targets[row], all_positions[row], all_documents[row]
+        targets[:] = sample.tokens[1:]
         begin = 0
         for number, size in enumerate(sample.piece_lengths):
             end = begin + size
             positions[begin:end] = counting[:size]
             documents[begin:end] = number
-            labels[end - 1] = NO_TARGET
+            targets[end - 1] = NO_TARGET
             begin = end
         if sample.continues:
-            labels[-1] = sample.tokens[-1]
+            targets[-1] = sample.tokens[-1]
         if sample.num_padding:
-            labels[length - sample.num_padding :] = NO_TARGET
+            targets[length - sample.num_padding :] = NO_TARGET
     return dict(zip(COLUMNS, block.unbind(), strict=True))
 
 
 def fresh_cursor(packing: str) -> Cursor:
     return [0, 0, 0] if packing == "cut" else [0, 0]
+
+
+def tokens_used(cursor: Cursor, packing: str) -> Used:
+    """Return the tokens that were used from the document of a cursor on; for "best_fit" with their padding."""
+    if packing == "cut":
+        return Used(cursor[2], 0)
+    return Used(0, sum(length * samples for length, samples in zip(cursor[2::2], cursor[3::2], strict=True)))
 
 
 class CutPacker:
@@ -154,14 +165,12 @@ class CutPacker:
         return number < len(ends) and stop > (ends[number - 1] if number else 0)
 
     def _open_run(self, wanted_tokens: int) -> TokenRun:
-        run, used = self._documents.run(wanted_tokens), self._used_of_first
-        if used >= run.ends[0]:
-            raise DataError(
-                f"data state: {used} tokens used of document {self._documents.document_index}",
-                f"the document has {run.ends[0]}",
-                "The text or the tokenizer changed but kept its fingerprint: restore it.",
-            )
-        self._run, self._used, self._number, self._used_of_first = run, used, 0, 0
+        run = self._documents.run(wanted_tokens)
+        used = self._used_of_first or run.begin
+        if self._used_of_first >= run.ends[0]:
+            raise changed_document(self._documents.document_index, used)
+        # The part of the first document may be empty, if places in bytes are the same place in its tokens.
+        self._run, self._used, self._number, self._used_of_first = run, used, bisect_right(run.ends, used), 0
         return run
 
 
@@ -214,11 +223,18 @@ class BestFitPacker:
         """Add documents to the loose pieces up to a full group, cut those that are too long, and packs all."""
         entries, total = self._loose, sum(span.end - span.start for span, _ in self._loose)
         self._loose = []
-        while total < SAMPLES_PER_GROUP * sequence_length:
+        while (
+            total < SAMPLES_PER_GROUP * sequence_length
+            or 0 < self._documents.left_in_part < SMALLEST_REST * sequence_length
+        ):
             tokens = self._documents.tokens()
-            entries.append((self._documents.span(0, 0, len(tokens)), tokens))
-            total += len(tokens)
+            begin, end = self._documents.part(len(tokens))
+            if begin < end:
+                entries.append((self._documents.span(0, begin, end), tokens))
+            total += end - begin
             self._documents.advance()
+            if self._documents.begins_part and total >= SMALLEST_PART * sequence_length:
+                break
         cut = [
             (span._replace(start=start, end=min(start + sequence_length, span.end)), tokens)
             for span, tokens in entries

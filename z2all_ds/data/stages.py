@@ -92,21 +92,27 @@ class Schedule:
                 sample += end - first
         return sample
 
-    def check_world_size(self, world_size: int) -> None:
-        """Check that every skipped range and every stage begins and ends for all ranks at once."""
+    def check_world_size(self, world_size: int, begin: int = 0) -> None:
+        """Check that the skipped ranges and stages after sample `begin` begin and end for all ranks at once.
+
+        The ranks share out the samples from `begin` on, where the run started or continued.
+        """
+        since = f", counted from sample {begin} where the run continues" if begin else ""
         for first, end in self.skip:
-            if first % world_size or end % world_size:
-                wider = (first // world_size * world_size, -(-end // world_size) * world_size)
+            ahead = max(first - begin, 0)
+            if end > begin and (ahead % world_size or (end - begin) % world_size):
+                wider = (begin + ahead // world_size * world_size, begin - (begin - end) // world_size * world_size)
                 raise ConfigError(
                     f"skip=[{first}, {end})",
-                    f"both ends must be multiples of the {world_size} ranks",
+                    f"both ends must be multiples of the {world_size} ranks{since}",
                     f"Skip [{wider[0]}, {wider[1]}), or whole batches.",
                 )
         for stage in self.stages[1:]:
-            if stage.first_used % world_size:
+            ahead = stage.first_used - self.used_before(begin)
+            if ahead > 0 and ahead % world_size:
                 raise ConfigError(
                     f"stage {stage.name!r} after {stage.first_used} samples",
-                    f"a stage must begin at a multiple of the {world_size} ranks",
+                    f"a stage must begin at a multiple of the {world_size} ranks{since}",
                     "Make stages a whole number of batches long.",
                 )
 

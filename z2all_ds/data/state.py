@@ -1,17 +1,18 @@
 """The state of the data as small JSON: merged from the ranks, and compared with the run that continues from it.
 
-All functions are pure and independent of ranks: the state of all lanes can be distributed to any world size that
-divides the number of lanes.
+All functions are pure and independent of ranks: the state of all lanes can be distributed to any world size up to the
+number of lanes.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from z2all_ds.base.errors import DataError
 from z2all_ds.data.packing import LaneState, fresh_cursor
 
-STATE_VERSION = 2
+STATE_VERSION = 3
+READABLE_VERSIONS = (2, STATE_VERSION)
+"""Version 2 has no kind of order per domain: all are "strided"."""
 
 
 class StageState(TypedDict):
@@ -33,11 +34,17 @@ class StreamState(TypedDict):
     packing: str
     tokenizer_fingerprint: str
     domains: dict[str, list[Any]]
-    """Documents and fingerprint of each domain that some stage reads, by sorted name."""
+    """Documents, fingerprint and kind of order of each domain that some stage reads, by sorted name."""
     stage: StageState
     """Stage of the last sample consumed, or of the first sample. Later stages may still be changed."""
     skip: list[list[int]]
     """Ranges [first, end) of global samples that are left out."""
+    sizes: NotRequired[dict[str, int]]
+    """Sizes of all domains, for shares by size; not in states of earlier versions, as the next two."""
+    longest_sample: NotRequired[int]
+    """Sequence length of the longest stage when the run began."""
+    begin_of_text: NotRequired[bool]
+    """A begin-of-text token is before every document."""
     lanes: dict[str, LaneState]
     """Cursors by lane number (a string, as in JSON), in the order of `domains`."""
 
@@ -65,6 +72,16 @@ def merge_states(rank_states: Sequence[StreamState]) -> StreamState:
     merged = first.copy()
     merged["lanes"] = {lane: lanes[lane] for lane in sorted(lanes, key=int)}
     return merged
+
+
+def upgraded(state: StreamState) -> StreamState:
+    """Return a state of any readable version in the form of this one; another one unchanged."""
+    if state.get("version") != 2:
+        return state
+    changed = state.copy()
+    changed["version"] = STATE_VERSION
+    changed["domains"] = {name: [*identity, "strided"] for name, identity in state["domains"].items()}
+    return changed
 
 
 def check_lanes_present(lanes: Mapping[str, LaneState], wanted: Sequence[int]) -> None:
@@ -100,26 +117,29 @@ def resumed_lanes(saved: StreamState, here: StreamState, allow_data_change: bool
 
 def _check_same_data(saved: StreamState, here: StreamState, allow_data_change: bool) -> None:
     if saved.get("version") != STATE_VERSION:
-        rule = f"this package continues from version {STATE_VERSION}"
+        rule = f"this package continues from versions {' and '.join(map(str, READABLE_VERSIONS))}"
         fix = "Use the package version that started the run, or start a new run from its weights."
         raise DataError(f"data state of version {saved.get('version')}", rule, fix)
-    fixed = _differences(saved, here, _NEVER_CHANGES)
-    changed = [] if allow_data_change else _data_changes(saved, here)
+    fixed = _differences({"begin_of_text": False, **saved}, here, (*_NEVER_CHANGES, "begin_of_text"))
+    changed = [] if allow_data_change else data_changes(saved, here)
     if fixed or changed:
         fix = "Restore it, or continue with the new data: data.allow_change=true."
         if fixed:
-            fix = "Restore it to continue, or start a new run."
+            lanes = f" (data.num_lanes={saved['num_lanes']})" if saved["num_lanes"] != here["num_lanes"] else ""
+            fix = f"Restore it{lanes} to continue, or start a new run."
         what = f"data state: {'; '.join(fixed + changed)}"
         raise DataError(what, "a run continues only with the data it started with", fix)
 
 
-def _data_changes(saved: StreamState, here: StreamState) -> list[str]:
+def data_changes(saved: StreamState, here: StreamState) -> list[str]:
     """Describe changes of the stage and of the domains that the run has read; later stages may add domains."""
-    lines = []
+    saved, lines = upgraded(saved), []
     for name in saved["stage"]["shares"]:
         before, now = saved["domains"][name], here["domains"].get(name)
         if now is None:
             lines.append(f"domain {name!r} is missing")
+        elif before[:2] == now[:2] and before != now:
+            lines.append(f"domain {name!r} has tokens of an earlier version (`z2all corpus tokenize --replace`)")
         elif before != now:
             what = f"{before[0]} documents, now {now[0]}" if before[0] != now[0] else f"{now[0]} documents, other text"
             lines.append(f"domain {name!r} has changed ({what})")
@@ -129,21 +149,6 @@ def _data_changes(saved: StreamState, here: StreamState) -> list[str]:
 def _differences(saved: Mapping[str, Any], here: Mapping[str, Any], names: Sequence[str]) -> list[str]:
     changed = (name for name in names if saved[name] != here[name])
     return [f"{name} was {_short(saved[name])} and is {_short(here[name])}" for name in changed]
-
-
-def check_world_size(position: int, num_lanes: int, world_size: int) -> None:
-    """Check that a run stopped before sample `position` can continue with `world_size` ranks."""
-    if position % world_size:
-        allowed = divisors(math.gcd(position, num_lanes))
-        raise DataError(
-            f"world_size={world_size}",
-            f"it must divide the {position} samples that were consumed",
-            f"Continue with one of these world sizes: {', '.join(map(str, allowed))}.",
-        )
-
-
-def divisors(number: int) -> list[int]:
-    return [candidate for candidate in range(1, number + 1) if number % candidate == 0]
 
 
 def _short(value: Any, limit: int = 80) -> str:

@@ -7,16 +7,21 @@ its own folder, because checkpoints are deleted and traces are needed later.
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from z2all_ds.base.atomic import write_whole
 from z2all_ds.base.config import RunConfig, load_run_config
-from z2all_ds.base.config.stages import run_stages, stage_at
+from z2all_ds.base.config.stages import run_stages, samples_seen, stage_at
 from z2all_ds.base.console import progress
-from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.errors import ConfigError, DataError
+from z2all_ds.base.foreign_content import explain_content
+from z2all_ds.base.json_text import load_json
+from z2all_ds.base.paths import full_path
 from z2all_ds.base.run_folder import RunFolder
+from z2all_ds.base.storage.open_files import read_regular
 from z2all_ds.data.data_plan import DataPlan, Lane
 from z2all_ds.data.documents import DocumentSpan
 from z2all_ds.data.run_spec import open_tokenizer, stream_spec
@@ -116,30 +121,96 @@ def keep_state(folder: RunFolder, step: int, state: dict[str, Any], warn: Callab
 
 def drop_states_after(folder: RunFolder, step: int) -> None:
     """Remove the states of steps that will be repeated, possibly with other data."""
-    for path in folder.data_states.glob("step_*.json"):
-        if int(path.stem.removeprefix("step_")) > step:
+    for saved_step, path in folder.data_state_files().items():
+        if saved_step > step and not folder.data_states.is_symlink():
             path.unlink()
+
+
+@dataclass(frozen=True)
+class DomainCoverage:
+    """How often a run has read a domain."""
+
+    domain: str
+    documents: int
+    epochs: float
+    """Average over the lanes."""
+    least: float
+    most: float
+    """Of a lane: the parts of the domain between them have been read once more or less than others."""
+
+
+def coverage_of_run(run_dir: Path) -> list[DomainCoverage]:
+    """Return the coverage of each domain at the last checkpoint."""
+    folder, run, plan, states = _open_run(run_dir)
+    if not states:
+        raise DataError(f"run folder {run_dir}", "it has no checkpoint yet", "Ask again after the first one.")
+    last = max(states, key=lambda state: state["position"])
+    with explain_content(DataError, f"{folder.root}", "has a wrong data state", "Remove it, or restore it."):
+        plan, lanes = plan.resumed(last, range(run.num_lanes))
+        read = plan.epochs_read(lanes)
+    return [
+        DomainCoverage(domain.name, domain.num_documents, sum(epochs) / len(epochs), min(epochs), max(epochs))
+        for domain, epochs in zip(plan.domains, read.values(), strict=True)
+    ]
+
+
+def describe_coverage(domains: Sequence[DomainCoverage]) -> Iterator[str]:
+    """Yield a line per domain."""
+    for one in domains:
+        yield (
+            f"{one.domain}: {one.documents:,} documents read {one.epochs:.3f} times"
+            f" (lanes: {one.least:.3f} to {one.most:.3f})"
+        )
+
+
+def _open_run(run_dir: Path) -> tuple[RunFolder, RunConfig, DataPlan, list[StreamState]]:
+    """Return the folder of a run, its config, its data from the start on, and the states of its checkpoints."""
+    folder = RunFolder(full_path(run_dir))
+    if not folder.config.is_file():
+        raise ConfigError(f"run folder {run_dir}", "it has no run.yaml", "Give the folder of a run that was started.")
+    run = load_run_config(str(folder.config))
+    return folder, run, DataPlan.open(stream_spec(run), open_tokenizer(run)), _states(folder)
 
 
 def trace_run(run_dir: Path, samples: Sequence[int], step: int | None = None) -> list[SampleTrace]:
     """Trace global samples of a run, or all samples of one step (the first step is 1)."""
-    folder = RunFolder(run_dir.expanduser().resolve())
-    if not folder.config.is_file():
-        raise ConfigError(f"run folder {run_dir}", "it has no run.yaml", "Give the folder of a run that was started.")
-    run = load_run_config(str(folder.config))
-    plan = DataPlan.open(stream_spec(run), open_tokenizer(run))
-    states = _states(folder)
+    folder, run, plan, states = _open_run(run_dir)
     if states:  # the last one has all ranges that the run skipped
-        plan, _ = plan.resumed(max(states, key=lambda state: state["position"]), [0])
-    wanted = [*samples, *(samples_of_step(run, plan, step) if step is not None else ())]
+        with explain_content(DataError, f"{folder.root}", "has a wrong data state", "Remove it, or restore it."):
+            plan, _ = plan.resumed(max(states, key=lambda state: state["position"]), [0])
     positions = sorted({0, *(state["position"] for state in states)})
+    end = max(positions[-1], plan.schedule.sample_after(samples_seen(run_stages(run), run.train.steps)))
+    for sample in samples:
+        if sample >= end:
+            raise ConfigError(f"sample {sample}", f"the run has samples 0 to {end - 1}", "Give one of these.")
+    wanted = [*samples, *(trained_samples(folder, run, plan, step) if step is not None else ())]
     to_pass = sum(sample - max(p for p in positions if p <= sample) for sample in wanted if sample >= 0)
+    if not to_pass:
+        return [trace_sample(plan, sample, states) for sample in wanted]
     with progress("tracing", to_pass, "samples") as advance:
         return [trace_sample(plan, sample, states, advance) for sample in wanted]
 
 
+def trained_samples(folder: RunFolder, run: RunConfig, plan: DataPlan, step: int) -> list[int]:
+    """Return the global samples of a step as its records say, since the batch may have changed at a resume; those that
+    the config gives, if the step is not recorded."""
+    positions = {0: 0}
+    if folder.metrics.is_file():
+        with folder.metrics.open("rb") as file:
+            for line in file:
+                with suppress(ValueError, KeyError, TypeError):
+                    record = load_json(line)
+                    if record["step"] in (step - 1, step):
+                        positions[record["step"]] = int(record["data_position"])
+    if step - 1 in positions and step in positions:
+        return [
+            sample for sample in range(positions[step - 1], positions[step]) if not plan.schedule.is_skipped(sample)
+        ]
+    return samples_of_step(run, plan, step)
+
+
 def samples_of_step(run: RunConfig, plan: DataPlan, step: int) -> list[int]:
-    """Return the numbers of the global samples that a step consumes."""
+    """Return the numbers of the global samples that a step consumes under this config."""
     if not 1 <= step <= run.train.steps:
         raise ConfigError(f"step {step}", f"the run has steps 1 to {run.train.steps}", "Give one of these.")
     stages = run_stages(run)
@@ -165,11 +236,17 @@ def describe(traces: Sequence[SampleTrace], tokenizer: Z2allTokenizer) -> Iterat
 
 
 def tokenizer_of(run_dir: Path) -> Z2allTokenizer:
-    return open_tokenizer(load_run_config(str(RunFolder(run_dir.expanduser().resolve()).config)))
+    return open_tokenizer(load_run_config(str(RunFolder(full_path(run_dir)).config)))
 
 
 def _states(folder: RunFolder) -> list[StreamState]:
     """Return the states of all checkpoints, including deleted ones."""
-    files = [*folder.data_states.glob("step_*.json"), *folder.checkpoints.glob("step_*/data_state.json")]
-    found = [cast(StreamState, json.loads(file.read_text(encoding="utf-8"))) for file in sorted(files)]
-    return list({state["position"]: state for state in found}.values())
+    files = [*folder.data_state_files().values(), *folder.checkpoints.glob("step_*/data_state.json")]
+    found: dict[int, StreamState] = {}
+    for file in sorted(files):
+        with explain_content(DataError, f"{file}", "is not a data state", "Remove it, or restore it from a copy."):
+            state = cast(StreamState, load_json(read_regular(file)))
+            if type(state["position"]) is not int or state["position"] < 0:
+                raise ValueError(f"position {state['position']!r}")
+            found[state["position"]] = state
+    return list(found.values())

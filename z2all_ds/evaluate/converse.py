@@ -3,10 +3,10 @@
 import sys
 from contextlib import suppress
 
-from z2all_ds.base.console import say
+from z2all_ds.base.console import fit_for_stdout, say
 from z2all_ds.base.errors import Z2allError
 from z2all_ds.evaluate.generate import Generator
-from z2all_ds.evaluate.prompts import Message, chat_ids
+from z2all_ds.evaluate.prompts import Message, chat_ids, explain_blanks
 
 EXIT, NEW = "/exit", "/new"
 
@@ -48,19 +48,24 @@ def _turn(generator: Generator, messages: list[Message]) -> list[Message] | None
 def _answer(generator: Generator, messages: list[Message], line: str) -> list[Message]:
     """Return the conversation with the new answer."""
     asked = [*messages, {"role": "user", "content": line}] if messages else generator.conversation(line)
-    ids = chat_ids(generator.loaded.tokenizer, asked) if generator.is_chat else generator.ids_of(line)
+    if generator.is_chat:
+        ids = chat_ids(generator.loaded.tokenizer, asked, generator.control_tokens)
+    else:
+        ids = generator.ids_of(line)
     pieces: list[str] = []
 
     def write(piece: str) -> None:
         pieces.append(piece)
         write_now(piece)
 
+    answers = []
     with suppress(KeyboardInterrupt):
-        generator.stream(line, write, ids)
+        answers.append(generator.stream(line, write, ids))
     print(flush=True)
+    explain_blanks(answers)
     return [*asked, {"role": "assistant", "content": "".join(pieces)}] if generator.is_chat else []
 
 
 def write_now(text: str) -> None:
-    sys.stdout.write(text)
+    sys.stdout.write(fit_for_stdout(text))
     sys.stdout.flush()

@@ -135,12 +135,14 @@ class StopCheck:
 
 @dataclass
 class Generator:
-    """A model with sampling settings. `chat`: prompts are messages of a user (None: the tokenizer decides)."""
+    """A model with sampling settings. `chat`: prompts are messages of a user (None: the tokenizer decides).
+    `control_tokens`: control tokens in prompts are parsed; otherwise they are plain text."""
 
     loaded: LoadedModel
     sampling: Sampling
     chat: bool | None = None
     system: str | None = None
+    control_tokens: bool = False
 
     def __post_init__(self) -> None:
         self.is_chat = is_chat(self.loaded.tokenizer, self.chat)
@@ -163,8 +165,8 @@ class Generator:
 
     def ids_of(self, prompt: str) -> list[int]:
         if self.is_chat:
-            return chat_ids(self.loaded.tokenizer, self.conversation(prompt))
-        return plain_ids(self.loaded.tokenizer, prompt)
+            return chat_ids(self.loaded.tokenizer, self.conversation(prompt), self.control_tokens)
+        return plain_ids(self.loaded.tokenizer, prompt, self.control_tokens)
 
     def answer_all(self, prompts: Sequence[str], batch: int = 8, num: int = 1) -> Iterator[Answer]:
         """Yield `num` answers to each prompt, in order, `batch` at a time; all prompts are checked first.

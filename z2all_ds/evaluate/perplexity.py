@@ -79,10 +79,10 @@ def measure_perplexity(
 
 def _measure(model: str, settings: PerplexitySettings, ranks: int) -> ModelPerplexity:
     domains = open_texts(settings.data, settings.documents)
-    counts = [domain.num_documents for domain in domains]
-    total = None if None in counts else sum(count or 0 for count in counts)
+    # Documents differ in length, so the time left follows from bytes. Reading them twice costs little next to scoring.
+    total = sum(len(text.encode(errors="replace")) for domain in domains for text in domain.read(0, 1))
     loaded = load_model(model, settings.dtype) if ranks == 1 else None
-    with progress("perplexity", total, "documents") as advance:
+    with progress("perplexity", total, "bytes") as advance:
         if loaded:
             results = [measure_share(loaded, domains, settings, 0, 1, advance)]
         else:
@@ -142,7 +142,7 @@ def _results(processes: Sequence[JsonProcess], advance: Advance) -> list[RankRes
                     sums = {name: Sums(**one) for name, one in message["result"].pop("sums").items()}
                     results[rank] = RankResult(**message["result"], sums=sums)
                 else:
-                    advance(message["documents"])
+                    advance(message["bytes"])
         time.sleep(POLL_SECONDS)
     return [results[rank] for rank in range(len(processes))]
 

@@ -79,7 +79,10 @@ def measure_share(
     ranks: int,
     advance: Callable[[float], None],
 ) -> RankResult:
-    """Measure the share of one rank: its documents or, if packed, its windows of the whole sequence."""
+    """Measure the share of one rank: its documents or, if packed, its windows of the whole sequence.
+
+    `advance` gets the bytes of text that have been scored.
+    """
     cut = window_settings(
         loaded.tokenizer, loaded.known_max_tokens, settings.window, settings.stride, settings.packed, settings.bos
     )
@@ -88,15 +91,28 @@ def measure_share(
     for domain in domains:
         sums = result.sums[domain.name] = Sums()
         windows = (_packed if cut.packed else _separate)(loaded, domain, cut, sums, rank, ranks)
-        reported = 0
-        for _, losses in score(loaded, windows, settings.batch):
+        read, reported = _CountedWindows(windows), 0.0
+        for _, losses in score(loaded, read, settings.batch):
             sums.tokens += len(losses)
             sums.nats += losses.sum().item()
-            if sums.documents > reported:
-                advance(sums.documents - reported)
-                reported = sums.documents
-        advance(sums.documents - reported)
+            # Many documents are read at once; of their bytes, those of the scored tokens are done.
+            done = sums.bytes * sums.tokens / max(1, read.tokens)
+            advance(max(0.0, done - reported))
+            reported = max(reported, done)
+        advance(max(0.0, sums.bytes - reported))
     return result
+
+
+class _CountedWindows:
+    """Windows, and the number of tokens to be predicted in those taken so far."""
+
+    def __init__(self, windows: Iterator[Window]) -> None:
+        self._windows, self.tokens = windows, 0
+
+    def __iter__(self) -> Iterator[Window]:
+        for window in self._windows:
+            self.tokens += sum(window.counted)
+            yield window
 
 
 def _separate(
@@ -141,7 +157,7 @@ def main() -> None:
         loaded = load_model(request["model"], settings.dtype, device, quiet=True)
         domains = open_texts(settings.data, settings.documents)
         result = measure_share(
-            loaded, domains, settings, rank, ranks, lambda count: write_message(sys.stdout, {"documents": count})
+            loaded, domains, settings, rank, ranks, lambda count: write_message(sys.stdout, {"bytes": count})
         )
         write_message(sys.stdout, {"result": asdict(result)})
     except Z2allError as error:

@@ -2,20 +2,28 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from z2all_ds.base.atomic import make_folder, write_whole
 from z2all_ds.base.console import say
 from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.json_text import load_json
+from z2all_ds.base.paths import full_path
 from z2all_ds.base.reports import Shown, Table, plain
 from z2all_ds.base.run_folder import RunFolder
+from z2all_ds.base.storage.open_files import read_regular
 from z2all_ds.evaluate.probe_rows import summary_line
 from z2all_ds.evaluate.probes import Probe
 
 MAX_COLUMNS = 6
 """Checkpoints in a table: the first, the last and some in between. The JSON has all."""
+
+MISSED = (
+    "FAIL: the value misses what the probe file expects of a trained model. A model that is small or has trained "
+    "little misses most of it: compare the values of its checkpoints, or set your own expectations in a copy."
+)
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,8 @@ class ModelAnswers:
     label: str
     step: int | None
     answers: dict[str, ProbeAnswer]
+    too_long: dict[str, int] = field(default_factory=dict)
+    """Probes without an answer, because they have more tokens than the model can read -> their tokens."""
 
     @property
     def passed(self) -> dict[str, bool]:
@@ -67,6 +77,7 @@ def file_content(
         rows.append({"step": one.step, "label": one.label, "values": values, "passed": one.passed})
         if with_details:
             rows[-1]["details"] = {name: answer.details for name, answer in one.answers.items()}
+            rows[-1] |= {"too_long": one.too_long} if one.too_long else {}
     definitions, questions = [probe.definition for probe in probes], [probe.question for probe in probes]
     return {"file": file, "probes": definitions, "questions": questions, "rows": rows}
 
@@ -83,7 +94,7 @@ class StoredAnswers:
         if not earlier or earlier.get("questions") == [probe.question for probe in probes]:
             return
         other = earlier.get("file")
-        if isinstance(other, str) and Path(other).resolve() != Path(file).resolve():
+        if isinstance(other, str) and full_path(other) != full_path(file):
             rule = f"holds the results of {other}"
             raise ConfigError(f"file {self._path}", rule, "Rename one of the two probe files.")
         self._rows = []
@@ -101,7 +112,7 @@ class StoredAnswers:
 def _read_json(path: Path) -> dict[str, Any]:
     """Return the content; empty if the file is missing or unreadable."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = load_json(read_regular(path))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) and isinstance(content.get("rows", []), list) else {}
@@ -120,14 +131,39 @@ def describe(results: ProbeResults) -> Shown:
         steps = ["value" if one.step is None else f"step {one.step:,}" for one in shown]
         rows = []
         for probe in results.probes:
+            head = [probe.name, probe.kind, _format_bounds(probe)]
+            if tokens := max(one.too_long.get(probe.name, 0) for one in shown):
+                rows.append([*head, f"skipped: has {tokens} tokens, too many for this model"])
+                continue
             answers = [one.answers[probe.name] for one in shown]
             verdict = {None: "", True: "pass", False: "FAIL"}[answers[-1].passed]
             values = [_format_value(probe, answer.value) for answer in answers]
-            rows.append([probe.name, probe.kind, _format_bounds(probe), *values, verdict])
+            rows.append([*head, *values, verdict])
         yield Table(("probe", "kind", "expected", *steps, ""), rows, "lllr")
         if count < len(series):
             yield f"{count} of {len(series)} checkpoints; --json has all"
+        if not all(series[-1].passed.values()):
+            yield MISSED
+            yield from _progress(results.probes, series)
         yield f"{series[-1].label}: probes {summary_line(series[-1].passed, len(series[-1].answers))}"
+
+
+def _progress(probes: Sequence[Probe], series: Sequence[ModelAnswers]) -> Shown:
+    """Yield how many missed probes have come closer to their expectation since the first checkpoint."""
+    first, last = series[0], series[-1]
+    missed = [probe for probe in probes if last.passed.get(probe.name) is False]
+    closer = [probe for probe in missed if _distance(probe, last) < _distance(probe, first)]
+    if first is not last:
+        since = "since the first" if first.step is None else f"since step {first.step:,}"
+        yield f"{len(closer)} of the {len(missed)} missed probes have come closer to what is expected {since}"
+
+
+def _distance(probe: Probe, answers: ModelAnswers) -> float:
+    """Return how far a value is outside the expected range."""
+    value = answers.answers[probe.name].value
+    too_low = probe.at_least - value if probe.at_least is not None else 0.0
+    too_high = value - probe.at_most if probe.at_most is not None else 0.0
+    return max(too_low, too_high, 0.0)
 
 
 def _format_value(probe: Probe, value: float) -> str:

@@ -52,6 +52,11 @@ class EncodedProbe:
     probe: Probe
     rows: tuple[ProbeRow, ...]
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of its longest row."""
+        return max(len(row.ids) for row in self.rows)
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -67,9 +72,8 @@ def encode_probes(
     """Return the rows of probes. `before`: ids that begin every text, usually none. Rows over `max_tokens` raise."""
     encoded = [EncodedProbe(probe, _rows(probe, tokenizer, tuple(before))) for probe in probes]
     for one in encoded:
-        longest = max(len(row.ids) for row in one.rows)
-        if longest > max_tokens:
-            rule = f"has {longest} tokens, but a sequence holds {max_tokens}"
+        if one.num_tokens > max_tokens:
+            rule = f"has {one.num_tokens} tokens, but a sequence holds {max_tokens}"
             raise DataError(f"probe {one.probe.name}", rule, "Shorten its text.")
         if any(row.first_scored >= len(row.ids) for row in one.rows):
             rule = "has a text of a single token with nothing before it, which cannot be predicted"

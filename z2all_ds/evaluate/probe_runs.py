@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,10 @@ from typing import Any
 from z2all_ds.base.config import load_run_config
 from z2all_ds.base.console import progress, say
 from z2all_ds.base.errors import CheckpointError, DataError
+from z2all_ds.base.paths import expanded, full_path
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint.layout import is_step_name, step_folders
+from z2all_ds.evaluate.encoding import text_ids
 from z2all_ds.evaluate.loading import LoadedModel, load_model
 from z2all_ds.evaluate.probe_report import ModelAnswers, ProbeAnswer, ProbeResults, StoredAnswers
 from z2all_ds.evaluate.probe_rows import encode_probes, read_value
@@ -28,8 +31,7 @@ class PlainTokenizer:
     tokenizer: Any
 
     def encode(self, text: str, /) -> list[int]:
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-        return ids
+        return text_ids(self.tokenizer, text)
 
     def decode(self, ids: Sequence[int], /) -> str:
         text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False)
@@ -44,10 +46,10 @@ class PlainTokenizer:
 
 def run_probes(paths: Iterable[Path], file: str | None, all_checkpoints: bool, dtype: str, batch: int) -> ProbeResults:
     """Evaluate the models one after the other, one in memory at a time. Results of a run are stored in its folder."""
-    paths = [path.expanduser() for path in paths]
+    paths = [expanded(path) for path in paths]
     models = [_models(path, all_checkpoints) for path in paths]
     file = file or next(filter(None, map(_configured_file, paths)), DEFAULT_FILE)
-    file = str(Path(file).expanduser().resolve()) if Path(file).expanduser().is_file() else file
+    file = str(full_path(file)) if expanded(file).is_file() else file
     probes = load_probes(file)
     # Created before the first model is loaded, so that a conflict with stored results is reported at once.
     stored = [StoredAnswers(path, file, probes) if _is_run(path) and all_checkpoints else None for path in paths]
@@ -73,16 +75,22 @@ def run_probes(paths: Iterable[Path], file: str | None, all_checkpoints: bool, d
 
 
 def ask_model(loaded: LoadedModel, probes: Sequence[Probe], batch: int) -> ModelAnswers:
-    """Return the answers of one model; `batch` texts are processed at a time."""
+    """Return the answers of one model; `batch` texts are processed at a time.
+
+    Probes that are too long for the model are left out; raise if all are.
+    """
     tokenizer = PlainTokenizer(loaded.tokenizer)
-    encoded = encode_probes(probes, tokenizer, tokenizer.begin_ids, loaded.max_tokens)
+    encoded = encode_probes(probes, tokenizer, tokenizer.begin_ids, sys.maxsize)
+    too_long = {one.probe.name: one.num_tokens for one in encoded if one.num_tokens > loaded.max_tokens}
+    kept = [probe for probe in probes if probe.name not in too_long]
+    encoded = encode_probes(kept or probes, tokenizer, tokenizer.begin_ids, loaded.max_tokens)
     windows = [
         Window(row.ids, [position >= row.first_scored for position in range(len(row.ids))])
         for one in encoded
         for row in one.rows
     ]
     answers: dict[str, ProbeAnswer] = {}
-    with progress(f"probes of {loaded.label}", len(probes), "probes") as advance:
+    with progress(f"probes of {loaded.label}", len(encoded), "probes") as advance:
         losses = dict(score(loaded, windows, batch))
         log_probabilities = ((-losses[number]).tolist() for number in range(len(windows)))
         for one in encoded:
@@ -94,7 +102,7 @@ def ask_model(loaded: LoadedModel, probes: Sequence[Probe], batch: int) -> Model
             passed = _passed(one.probe, reading.value, loaded.step, details.get("form_kept"))
             answers[one.probe.name] = ProbeAnswer(reading.value, passed, details)
             advance(1)
-    return ModelAnswers(loaded.label, loaded.step, answers)
+    return ModelAnswers(loaded.label, loaded.step, answers, too_long)
 
 
 def has_form(probe: FormatProbe, answer: str) -> bool:
@@ -147,6 +155,6 @@ def _models(path: Path, all_checkpoints: bool) -> list[Path]:
 
 def _configured_file(path: Path) -> str:
     """Return the probe file in the config of this run folder or checkpoint; '' if there is none."""
-    root = path.resolve().parent.parent if is_step_name(path.resolve().name) else path
+    root = full_path(path).parent.parent if is_step_name(full_path(path).name) else path
     config = RunFolder(root).config
     return load_run_config(str(config)).probes.file if config.is_file() else ""

@@ -19,13 +19,14 @@ import difflib
 import re
 from typing import Annotated, Any, ClassVar, Literal
 
-import yaml
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
 from z2all_ds.base.config.section_errors import first_problem
 from z2all_ds.base.config.sections import Section
 from z2all_ds.base.errors import ConfigError
 from z2all_ds.base.resources import find_named_file
+from z2all_ds.base.storage.open_files import read_regular
+from z2all_ds.base.yaml_text import BadYaml, load_yaml
 
 DEFAULT_FILE = "zh_en"
 """The name of a shipped file."""
@@ -187,9 +188,9 @@ def load_probes(wanted: str) -> list[Probe]:
     """Load probes from a file, or from the shipped file of that name."""
     path = find_named_file(wanted, "probes", "probes", ".yaml")
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(str(path), f"not valid YAML ({' '.join(str(error).split())})", "Fix the file.") from None
+        content = load_yaml(read_regular(path))
+    except BadYaml as error:
+        raise ConfigError(str(path), f"not valid YAML ({error})", "Fix the file.") from None
     except OSError as error:
         raise ConfigError(str(path), f"cannot be read ({error.strerror})", "Use a readable file.") from None
     if not isinstance(content, list) or not content:

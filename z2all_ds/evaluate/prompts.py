@@ -6,14 +6,20 @@ template of any other model is used unless disabled.
 """
 
 import json
+import os
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.base.atomic import explain_disk_errors, make_folder, temporary_name, write_whole
+from z2all_ds.base.console import say
 from z2all_ds.base.errors import ConfigError, DataError
+from z2all_ds.base.json_text import load_json
+from z2all_ds.base.paths import expanded
+from z2all_ds.base.storage.open_files import open_regular
 from z2all_ds.corpus.schema import has_lone_surrogate
+from z2all_ds.evaluate.encoding import hidden_messages, rendered_ids, text_ids
 from z2all_ds.evaluate.windows import AUTO, bos_id_of
 from z2all_ds.tokenizer.special_tokens import CHAT_TEMPLATE
 
@@ -59,23 +65,27 @@ def is_chat(tokenizer: Any, asked: bool | None) -> bool:
     return bool(template) and template != CHAT_TEMPLATE if asked is None else asked
 
 
-def plain_ids(tokenizer: Any, prompt: str) -> list[int]:
+def plain_ids(tokenizer: Any, prompt: str, control_tokens: bool = False) -> list[int]:
     """Encode a text with a begin-of-text token if the tokenizer adds one by default; never with an end token."""
     if not prompt:
         raise ConfigError("an empty prompt", "must have at least one character", "Enter text to continue.")
     require_unicode(prompt, "a prompt")
-    ids: list[int] = tokenizer(prompt, add_special_tokens=False, verbose=False)["input_ids"]
+    ids = text_ids(tokenizer, prompt, control_tokens)
     bos_id = bos_id_of(tokenizer, AUTO)
     return ids if bos_id is None else [bos_id, *ids]
 
 
-def chat_ids(tokenizer: Any, messages: list[Message]) -> list[int]:
-    """Return the ids of the conversation so far and the beginning of the answer."""
-    text = _render(tokenizer, messages, add_generation_prompt=True)
-    require_unicode(text, "a message")
-    encoded = tokenizer(text, add_special_tokens=False, split_special_tokens=False, verbose=False)
-    ids: list[int] = encoded["input_ids"]
-    return ids
+def chat_ids(tokenizer: Any, messages: list[Message], control_tokens: bool = False) -> list[int]:
+    """Return the ids of the conversation so far and the beginning of the answer.
+
+    Control tokens in a message are plain text unless `control_tokens`.
+    """
+    for message in messages:
+        require_unicode("".join(message.values()), "a message")
+    hidden: dict[str, str] = {}
+    if not control_tokens:
+        messages = hidden_messages(tokenizer, messages, hidden)
+    return rendered_ids(tokenizer, _render(tokenizer, messages, add_generation_prompt=True), hidden)
 
 
 def end_of_turn(tokenizer: Any) -> int | None:
@@ -105,7 +115,7 @@ def _render(tokenizer: Any, messages: list[Message], add_generation_prompt: bool
 def read_prompts(file: str) -> list[Record]:
     """Read one prompt per line or, from a .jsonl file, one object with a `prompt` per line; `-`: lines of stdin. Empty
     lines are skipped."""
-    path = Path(file).expanduser()
+    path = expanded(file)
     text = read_stdin() if file == STDIN else _read(path)
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not lines:
@@ -127,7 +137,8 @@ def read_stdin() -> str:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        with os.fdopen(open_regular(path), encoding="utf-8") as stream:
+            return stream.read()
     except (OSError, UnicodeDecodeError) as error:
         rule = f"not readable ({getattr(error, 'strerror', None) or 'not UTF-8'})"
         raise DataError(f"file {path}", rule, "Use a file of prompts in UTF-8.") from None
@@ -135,7 +146,7 @@ def _read(path: Path) -> str:
 
 def _record(line: str, where: str) -> Record:
     try:
-        record = json.loads(line)
+        record = load_json(line)
     except ValueError as error:
         raise DataError(where, f"not JSON ({error})", "Fix or remove that line.") from None
     if not isinstance(record, dict) or not isinstance(record.get("prompt"), str) or not record["prompt"]:
@@ -152,17 +163,8 @@ def with_answers(records: list[Record], answers: list[Answer], num: int) -> list
     return [{**records[index // num], **asdict(answer)} for index, answer in enumerate(answers)]
 
 
-def require_writable(out: Path) -> None:
-    """Check before the evaluation that the file can be written, so that no result is lost at the end."""
-    if out.is_dir():
-        raise ConfigError(f"--out {out}", "is a folder", "Use a file in it.")
-    make_folder(out.parent)
-    with explain_disk_errors(out.parent):
-        temporary_name(out).touch()
-        temporary_name(out).unlink()
-
-
-def write_answers(out: Path, found: list[Record]) -> None:
-    """Write the file atomically."""
-    with explain_disk_errors(out.parent):
-        write_whole(out, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in found))
+def explain_blanks(answers: Sequence[Answer]) -> None:
+    """Say on stderr why there is nothing to see."""
+    blank = sum(not answer.text.strip() for answer in answers)
+    if blank:
+        say(f"{blank} of {len(answers)} answers are blank: common after little training; try --temperature 0.8")

@@ -5,6 +5,7 @@ first documents: a .jsonl file (a string under `text` or `content` in each line)
 domain with its own name, a .txt file is one document, and all .txt files of a folder are a domain with its name.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +13,9 @@ from itertools import islice
 from pathlib import Path
 
 from z2all_ds.base.errors import ConfigError, DataError
+from z2all_ds.base.paths import expanded, full_path
+from z2all_ds.corpus.faults import KINDS, Fault
+from z2all_ds.corpus.forms import ReadLimits, Slice, open_slice
 from z2all_ds.corpus.manifest import MANIFEST_NAME, load_manifest
 from z2all_ds.corpus.reading.readers import DomainReader, open_domains
 from z2all_ds.data.order import permuted_index
@@ -39,7 +43,7 @@ def open_texts(data: str | Path, documents: int | None) -> list[TextDomain]:
     """Open `documents` per domain, 0 for all; by default 50 of a corpus and all of plain files."""
     if documents is not None and documents < 0:
         raise ConfigError(f"documents={documents}", "must be 0 (all) or above", "Use a larger number.")
-    path = Path(data).expanduser()
+    path = expanded(data)
     if path.is_file():
         return [_file_domain(path.stem, [path], documents or None)]
     if path.is_dir() and not (path / MANIFEST_NAME).is_file():
@@ -47,7 +51,7 @@ def open_texts(data: str | Path, documents: int | None) -> list[TextDomain]:
         if files:
             return [_file_domain(name, paths, documents or None) for name, paths in _by_domain(path, files).items()]
     most = DOCUMENTS_OF_A_CORPUS if documents is None else documents
-    return [_corpus_domain(reader, most) for reader in open_domains(data, load_manifest(data)).values()]
+    return [_corpus_domain(reader, most) for reader in open_domains(data, load_manifest(data), "skip").values()]
 
 
 def _corpus_domain(reader: DomainReader, most: int) -> TextDomain:
@@ -65,7 +69,7 @@ def _by_domain(folder: Path, files: list[Path]) -> dict[str, list[Path]]:
     domains: dict[str, list[Path]] = {}
     for file in files:
         source = file.parent if file.suffix == ".txt" else file.with_suffix("")
-        name = folder.resolve().name if source == folder else source.relative_to(folder).as_posix()
+        name = full_path(folder).name if source == folder else source.relative_to(folder).as_posix()
         domains.setdefault(name, []).append(file)
     return domains
 
@@ -77,6 +81,7 @@ def _file_domain(name: str, files: list[Path], most: int | None) -> TextDomain:
 
 
 def _in_order(files: list[Path], most: int | None, rank: int, ranks: int) -> Iterator[str]:
+    most = None if most is None else min(most, sys.maxsize)
     return islice((text for file in files for text in _texts_of(file)), rank, most, ranks)
 
 
@@ -91,19 +96,15 @@ def _texts_of(file: Path) -> Iterator[str]:
 
 
 def _parquet_texts(file: Path) -> Iterator[str]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     fix = "Use a Parquet file of texts."
-    try:
-        with pq.ParquetFile(file) as opened:
-            column = next((name for name in TEXT_FIELDS if name in opened.schema_arrow.names), None)
+    whole = Slice(str(file), "parquet", raw_bytes=file.stat().st_size)
+    with open_slice(whole, ReadLimits(), lambda bytes_read: None) as rows:
+        for row in rows:
+            if isinstance(row, Fault):
+                raise DataError(f"data {rows.where()}", f"{KINDS[row.kind]} ({row.detail})", fix)
+            column = next((name for name in TEXT_FIELDS if name in row), None)
             if column is None:
                 raise DataError(f"data {file}", f"no column {' or '.join(TEXT_FIELDS)}", fix)
-            for batch in opened.iter_batches(batch_size=256, columns=[column]):
-                for text in batch.column(0).to_pylist():
-                    if not isinstance(text, str):
-                        raise DataError(f"data {file}", f"{column} holds {type(text).__name__}, not text", fix)
-                    yield text
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"data {file}", f"not a valid Parquet file ({str(error).partition(chr(10))[0]})", fix) from None
+            if not isinstance(row[column], str):
+                raise DataError(f"data {rows.where()}", f"{column} holds {type(row[column]).__name__}, not text", fix)
+            yield row[column]

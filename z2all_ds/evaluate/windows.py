@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from z2all_ds.base.errors import ConfigError
+from z2all_ds.evaluate.encoding import control_ids, text_ids
 
 AUTO, YES, NO = "auto", "yes", "no"
 BROKEN = "\ufffd"
@@ -97,10 +98,13 @@ def read_document(tokenizer: Any, text: str, first_counts: bool) -> Document:
         verbose=False,  # transformers would warn about texts longer than the model supports
     )
     ids: list[int] = encoded["input_ids"]
+    has_offsets = tokenizer.is_fast
+    if not control_ids(tokenizer).isdisjoint(ids):
+        ids, has_offsets = text_ids(tokenizer, text), False
     if not ids or first_counts:
         return Document(ids, len(text.encode()), len(text))
     # A character that the first token only begins does not count, but its remaining bytes do.
-    characters = encoded["offset_mapping"][0][1] if tokenizer.is_fast else len(tokenizer.decode(ids[:1]))
+    characters = encoded["offset_mapping"][0][1] if has_offsets else len(tokenizer.decode(ids[:1]))
     return Document(ids, bytes_after_first(text, ids, tokenizer.decode), len(text) - characters)
 
 

@@ -10,8 +10,9 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from z2all_ds.base.atomic import open_own
 from z2all_ds.base.child_process import end_group, module_command, package_environment, start
-from z2all_ds.base.errors import CheckpointError
+from z2all_ds.base.errors import CheckpointError, ConfigError
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint.retention import held
 
@@ -108,12 +109,12 @@ class BackgroundExport:
         environment["CUDA_VISIBLE_DEVICES"] = ""
         try:
             self.log.parent.mkdir(parents=True, exist_ok=True)
-            with self.log.open("ab") as log:
+            with open(self.log, "ab", opener=open_own) as log:
                 log.write(f"== export of {checkpoint.name}\n".encode())
                 log.flush()
                 log_start = log.tell()
                 process = start(command, environment, stdout=log, stderr=log, cwd=self._folder.root)
-        except OSError as error:  # such as a full disk: training must not stop
+        except (OSError, ConfigError) as error:  # such as a full disk: training must not stop
             request.hold.close()
             return f"export of {checkpoint.name} failed ({error})"
         with suppress(OSError):

@@ -6,12 +6,17 @@ Figures that the run folder does not have are left out.
 import json
 from collections.abc import Iterable
 from itertools import takewhile
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from z2all_ds.base.config import RunConfig
 from z2all_ds.base.config.stages import run_stages, stage_at, tokens_seen
+from z2all_ds.base.errors import DataError
+from z2all_ds.base.foreign_content import explain_content
+from z2all_ds.base.json_text import load_json
 from z2all_ds.base.run_folder import RunFolder
+from z2all_ds.base.storage.open_files import read_regular
 from z2all_ds.checkpoint.layout import Checkpoint
 from z2all_ds.export.verify import LAYERWISE, Verdict
 from z2all_ds.track.fields import LOSS_PREFIX
@@ -43,26 +48,32 @@ def model_card(
     verdict: Verdict,
 ) -> str:
     """Return the content of the file."""
-    # Later records do not belong to this model; after a rollback, steps are repeated.
-    records = list(takewhile(lambda record: record["step"] <= checkpoint.step, read_records(folder.metrics)))
-    facts = {
-        **_run_facts(run, checkpoint, dtype, parameters),
-        **_speed(folder, records),
-        **_environment(folder),
-    }
-    losses = _loss_table(records)
+    with explain_content(DataError, f"run folder {folder.root}", "its records are damaged", "Repair or move them."):
+        # Later records do not belong to this model; after a rollback, steps are repeated.
+        records = list(takewhile(lambda record: record["step"] <= checkpoint.step, read_records(folder.metrics)))
+        found = _run_facts(run, checkpoint, dtype, parameters) | _speed(folder, records) | _environment(folder)
+        facts, losses = _table(("", ""), found.items()), _loss_table(records)
     generated = "".join(f"\n- `{prompt!r}` → `{text!r}`" for prompt, text in verdict.generated.items())
     parts = (
         "---\nlibrary_name: transformers\npipeline_tag: text-generation\n---",
         f"# {NAMES[model_format]}",
         f"```python\n{LOADING[model_format]}\n```",
-        "## The run\n\n" + _table(("", ""), facts.items()),
+        f"## The run\n\n{facts}",
         f"## Loss\n\n{losses}" if losses else "",
         f"## Verification\n\n{_verification(verdict, model_format)}",
         f"Greedy continuations:\n{generated}" if generated else "",
         f"## Shape\n\n```json\n{json.dumps(run.model.model_dump(), indent=2)}\n```\n",
     )
     return "\n\n".join(filter(None, parts))
+
+
+def is_model_card(path: Path) -> bool:
+    """Return whether the file is a model card of this module, whose title is its mark."""
+    try:
+        beginning = read_regular(path)[:1000].decode(errors="replace").splitlines()
+    except OSError:
+        return False
+    return any(f"# {name}" in beginning for name in NAMES.values())
 
 
 def _run_facts(run: RunConfig, checkpoint: Checkpoint, dtype: str, parameters: int) -> dict[str, str]:
@@ -75,7 +86,7 @@ def _run_facts(run: RunConfig, checkpoint: Checkpoint, dtype: str, parameters: i
     domains = [f"{name} {100 * shares[name]:.3g}%" if name in shares else name for name in data_state["domains"]]
     facts = {
         "step": f"{checkpoint.step:,} of {run.train.steps:,}",
-        "tokens seen": f"{tokens_seen(stages, checkpoint.step):,}",
+        "tokens seen": f"{checkpoint.trainer.get('tokens_seen') or tokens_seen(stages, checkpoint.step):,}",
         "parameters": f"{parameters:,}",
         "dtype of these files": dtype,
         "domains, shares of tokens": ", ".join(domains),
@@ -112,7 +123,7 @@ def _environment(folder: RunFolder) -> dict[str, str]:
     """Return optimizer, device and versions from environment.json."""
     if not folder.environment.is_file():
         return {}
-    found: dict[str, Any] = json.loads(folder.environment.read_text(encoding="utf-8"))
+    found: dict[str, Any] = load_json(read_regular(folder.environment))
     versions = {"python": found.get("python", ""), **found.get("packages", {})}
     facts = {
         "optimizer": found.get("optimizer", {}).get("kind", ""),
@@ -140,9 +151,11 @@ def _loss_table(records: list[dict[str, Any]]) -> str:
 def _verification(verdict: Verdict, model_format: str) -> str:
     package = "without z2all_ds" if model_format == "llama" else "with z2all_ds"
     method = "layer by layer" if verdict.how == LAYERWISE else f"by `{verdict.how}`"
+    loss = verdict.loss_difference
+    trained = "" if loss is None else f" Their loss on fixed tokens is within {loss:.1e} of that measured in training."
     return (
         f"Loaded {method} in a fresh process {package}, these files give the logits of the training weights within "
-        f"{verdict.max_relative_difference:.1e} (relative) on {verdict.tokens_compared:,} tokens of the corpus."
+        f"{verdict.max_relative_difference:.1e} (relative) on {verdict.tokens_compared:,} tokens.{trained}"
     )
 
 

@@ -16,8 +16,10 @@ from huggingface_hub import split_state_dict_into_shards_factory
 from transformers import LlamaConfig
 
 from z2all_ds.base.console import Advance
+from z2all_ds.base.errors import CheckpointError
 from z2all_ds.checkpoint.state_files import DTYPES
 from z2all_ds.export.weights import WeightReader
+from z2all_ds.model import Z2allConfig, Z2allForCausalLM
 from z2all_ds.model.stock_keys import split_tensor
 
 FILE_NAMES = "model{suffix}.safetensors"
@@ -38,6 +40,19 @@ class Part:
     @property
     def num_values(self) -> int:
         return math.prod(self.shape)
+
+
+def open_parts(checkpoint: Path, config: Z2allConfig) -> tuple[WeightReader, list[Part]]:
+    """Return the weights of a checkpoint and the tensors of its export. Raise if they are of another model."""
+    with torch.device("meta"):
+        expected = {name: list(one.shape) for name, one in Z2allForCausalLM(config).named_parameters()}
+    reader = WeightReader(checkpoint)
+    for name in sorted({*expected, *reader.shapes}):
+        saved, needed = reader.shapes.get(name), expected.get(name)
+        if saved != needed:
+            rule = f"the shape of {name} is {saved or 'missing'}, in the model of the run {needed or 'missing'}"
+            raise CheckpointError(f"checkpoint {checkpoint}", rule, "Restore the model.* settings in run.yaml.")
+    return reader, exported_parts(reader.shapes, config)
 
 
 def exported_parts(shapes: Mapping[str, Iterable[int]], config: LlamaConfig) -> list[Part]:

@@ -27,9 +27,12 @@ from torch import Tensor  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
 sys.path.insert(0, str(HERE))
-layerwise_logits = importlib.import_module("layerwise_logits").layerwise_logits  # as a file, not as part of the package
+# As files, not as parts of the package.
+layerwise_logits = importlib.import_module("layerwise_logits").layerwise_logits
+text_parts = importlib.import_module("whole_characters")
 sys.path.remove(str(HERE))
 
+PROMPT_TOKENS = 16
 NEW_TOKENS = 40
 MODEL_PACKAGES = {"llama": "transformers.", "z2all": "z2all_ds."}
 FUSED = {} if FORMAT == "llama" else z2all_ds.model.stock_keys.STOCK_PARTS
@@ -39,41 +42,50 @@ FUSED = {} if FORMAT == "llama" else z2all_ds.model.stock_keys.STOCK_PARTS
 def main() -> None:
     request = json.load(sys.stdin)
     folder, out = Path(request["folder"]), Path(request["out"])
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     ids = {}
     for name, text in request["texts"].items():
         # split_special_tokens: control tokens spelled out in a document are plain text, as in training.
         encoded = tokenizer(text, split_special_tokens=True, add_special_tokens=False)["input_ids"]
         ids[name] = encoded[: request["max_tokens"]]
-    generated = whole_model(folder, out, tokenizer, ids) if request["whole"] else layer_by_layer(folder, out, ids)
+    compared = [*ids.values(), *request["fixed_ids"]]
+    if request["whole"]:
+        generated = whole_model(folder, out, tokenizer, compared, len(ids))
+    else:
+        generated = layer_by_layer(folder, out, compared)
     answer = json.dumps({"ids": ids, "generated": generated}, ensure_ascii=False)
     (out / "answer.json").write_text(answer, encoding="utf-8")
 
 
-def whole_model(folder: Path, out: Path, tokenizer: AutoTokenizer, ids: dict[str, list[int]]) -> dict[str, str]:
-    """Write the logits of each text; return greedy continuations of their beginnings."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+def whole_model(
+    folder: Path, out: Path, tokenizer: AutoTokenizer, compared: list[list[int]], num_texts: int
+) -> dict[str, str]:
+    """Write the logits of each list of tokens; return greedy continuations of the first ones, which are texts."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()
     require_model_class(model)
     generated = {}
-    for number, tokens in enumerate(ids.values()):
+    for number, tokens in enumerate(compared):
         with torch.no_grad():
             torch.save(model(torch.tensor([tokens])).logits[0], out / f"{number}.pt")
-        prompt = torch.tensor([tokens[:16]])
+        if number >= num_texts:
+            continue
+        prompt = torch.tensor([text_parts.whole_prompt(tokenizer.decode, tokens, PROMPT_TOKENS)])
         mask = torch.ones_like(prompt)
         made = model.generate(prompt, attention_mask=mask, max_new_tokens=NEW_TOKENS, do_sample=False)
-        generated[tokenizer.decode(prompt[0])] = tokenizer.decode(made[0][prompt.shape[1] :])
+        continuation = tokenizer.decode(made[0][prompt.shape[1] :])
+        generated[tokenizer.decode(prompt[0])] = text_parts.without_cut_end(continuation)
     return generated
 
 
-def layer_by_layer(folder: Path, out: Path, ids: dict[str, list[int]]) -> dict[str, str]:
-    """Write the logits of each text. Generate nothing, since every token would read all weights again."""
-    config = AutoConfig.from_pretrained(folder)
+def layer_by_layer(folder: Path, out: Path, compared: list[list[int]]) -> dict[str, str]:
+    """Write the logits of each list of tokens. Generate nothing, since every token would read all weights again."""
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     require_model_class(model)
     if FORMAT == "llama":
         model.model.rotary_emb = type(model.model.rotary_emb)(config)  # not in the files: computed from the config
-    for number, logits in enumerate(layerwise_logits(model, weights_of(folder), list(ids.values()))):
+    for number, logits in enumerate(layerwise_logits(model, weights_of(folder), compared)):
         torch.save(logits, out / f"{number}.pt")
     return {}
 

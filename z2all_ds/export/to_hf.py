@@ -1,28 +1,38 @@
-"""Exports a checkpoint to a Hugging Face folder: safetensors, config, tokenizer and model card, verified by its logits.
+"""Exports a checkpoint to a Hugging Face folder: safetensors, config, tokenizer and model card, verified by its logits
+and by the loss that the training measured.
 
 Weights are read, rounded and written some megabytes at a time, and verified layer by layer, so that a model may be many
 times larger than memory.
 """
 
+import os
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from z2all_ds.base.atomic_folder import atomic_folder
 from z2all_ds.base.config import RunConfig, load_run_config
-from z2all_ds.base.config.stages import run_stages, stage_at
 from z2all_ds.base.console import heartbeat, progress, say
 from z2all_ds.base.errors import CheckpointError, ConfigError
 from z2all_ds.base.machine import require_free_disk
+from z2all_ds.base.paths import full_path
 from z2all_ds.base.process_memory import peak_bytes
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.base.sizes import parse_size
 from z2all_ds.checkpoint.layout import Checkpoint, find_latest, open_checkpoint
 from z2all_ds.checkpoint.retention import held
-from z2all_ds.export.atomic_folder import atomic_folder
-from z2all_ds.export.model_card import model_card
-from z2all_ds.export.verify import Verdict, compare_with_folder, fits_whole, real_texts, reference_logits
-from z2all_ds.export.weights import WeightReader
+from z2all_ds.checkpoint.settings import model_of
+from z2all_ds.export.model_card import is_model_card, model_card
+from z2all_ds.export.verify import (
+    TrainedLoss,
+    Verdict,
+    compare_with_folder,
+    fits_whole,
+    real_texts,
+    reference_logits,
+)
 from z2all_ds.ops.dtypes import TORCH_DTYPES
 from z2all_ds.tokenizer.tokenization_z2all import Z2allTokenizer, load_tokenizer
 
@@ -30,7 +40,17 @@ if TYPE_CHECKING:
     from z2all_ds.model import Z2allConfig
 
 FORMATS = ("llama", "z2all")
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+EXPORTED_FILES = re.compile(
+    r"(config|generation_config|tokenizer|tokenizer_config|special_tokens_map|model\.safetensors\.index)\.json"
+    r"|chat_template\.jinja|tokenizer\.model|README\.md|model(-\d+-of-\d+)?\.safetensors"
+)
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "tokenizer.model",
+)
 
 
 @dataclass(frozen=True)
@@ -69,14 +89,25 @@ def export_checkpoint(
         if value not in known:
             raise ConfigError(f"{what} {value}", f"no such {what}", f"Known: {', '.join(known)}.")
     max_shard_bytes = parse_size(max_shard_size)
-    folder, checkpoint = pick_checkpoint(path.expanduser().resolve())
+    folder, checkpoint = pick_checkpoint(full_path(path))
     run = load_run_config(str(folder.config))
-    out = (out or folder.exports / checkpoint.path.name).expanduser().resolve()
-    if out.exists() and not (out / "config.json").is_file():
-        raise ConfigError(f"--out {out}", "exists and is not an export", "Use a new folder.")
-    with held(checkpoint.path), atomic_folder(out) as temporary:
+    out = full_path(out or folder.exports / checkpoint.path.name)
+    require_replaceable(out)
+    with held(checkpoint.path), atomic_folder(out, replaces=True) as temporary:
         parameters, verdict = _fill(temporary, run, folder, checkpoint, dtype, max_shard_bytes, model_format)
     return ExportReport(out, checkpoint.step, parameters, verdict, peak_bytes())
+
+
+def require_replaceable(out: Path) -> None:
+    """Refuse to replace anything but an export of ours, which its model card shows: a folder with other files in it,
+    the model of somebody else, a link, a file."""
+    if not os.path.lexists(out):
+        return
+    entries = sorted(out.iterdir()) if out.is_dir() and not out.is_symlink() else []
+    foreign = [entry.name for entry in entries if not EXPORTED_FILES.fullmatch(entry.name) or not entry.is_file()]
+    if foreign or not is_model_card(out / "README.md"):
+        rule = f"has {foreign[0]}, which is not part of an export" if foreign else "exists and is not an export"
+        raise ConfigError(f"--out {out}", rule, "Use a new folder.")
 
 
 def _fill(
@@ -89,11 +120,11 @@ def _fill(
     model_format: str,
 ) -> tuple[int, Verdict]:
     """Write all files and verify them. Return the number of parameters and the verdict."""
-    from z2all_ds.export.shards import exported_parts, plan_shards, write_shards
+    from z2all_ds.export.shards import open_parts, plan_shards, write_shards
 
     torch_dtype, tokenizer = TORCH_DTYPES[dtype], load_tokenizer(run.data.tokenizer)
-    config, reader = checkpoint_config(run, checkpoint, tokenizer), WeightReader(checkpoint.path)
-    parts = exported_parts(reader.shapes, config)
+    config = checkpoint_config(run, checkpoint, tokenizer)
+    reader, parts = open_parts(checkpoint.path, config)
     parameters = sum(part.num_values for part in parts)
     size_bytes = parameters * torch_dtype.itemsize
     require_free_disk(out, size_bytes, "the export")
@@ -109,6 +140,7 @@ def _fill(
             max_tokens=config.max_position_embeddings,
             whole=fits_whole(parameters),
             model_format=model_format,
+            trained=TrainedLoss.of(checkpoint, config.vocab_size, dtype),
         )
     card = model_card(run, folder, checkpoint, dtype, model_format, parameters, verdict)
     (out / "README.md").write_text(card, encoding="utf-8")
@@ -119,10 +151,14 @@ def checkpoint_config(run: RunConfig, checkpoint: Checkpoint, tokenizer: Z2allTo
     """Return the model config at the checkpoint's step."""
     from z2all_ds.model import Z2allConfig
 
-    # The stage of the last completed step: a checkpoint at a boundary belongs to the stage that ended there.
-    stage = stage_at(run_stages(run), max(checkpoint.step - 1, 0))
-    shape = run.model.model_copy(update={"rope_theta": stage.rope_theta})
-    return Z2allConfig.from_section(shape, **tokenizer.model_token_ids)
+    trained_with = checkpoint.data_state.get("tokenizer_fingerprint", tokenizer.fingerprint)
+    if trained_with != tokenizer.fingerprint:
+        raise CheckpointError(
+            f"tokenizer {run.data.tokenizer}",
+            f"is not the one that {checkpoint.name} was trained with",
+            "Restore it, or set data.tokenizer in the run's run.yaml to the right folder.",
+        )
+    return Z2allConfig.from_section(model_of(run, checkpoint), **tokenizer.model_token_ids)
 
 
 def _write_settings(

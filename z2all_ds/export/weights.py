@@ -4,7 +4,6 @@ Pages of a mapped file count as memory of the process that touched them, and a w
 limit on data. Plain reads hold only the requested values in memory.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +15,9 @@ import torch
 from torch import Tensor
 
 from z2all_ds.base.errors import CheckpointError
+from z2all_ds.base.foreign_content import explain_content
+from z2all_ds.base.json_text import load_json
+from z2all_ds.base.llama_folder import LONGEST_HEADER_BYTES
 from z2all_ds.checkpoint.layout import WEIGHT
 from z2all_ds.checkpoint.state_files import TORCH_NAMES, StateReader
 
@@ -35,15 +37,16 @@ class _StateFile:
         if name not in header:
             raise CheckpointError(f"{self.path}", f"has no {name}", FIX)
         facts = header[name]
-        start = values_start + facts["data_offsets"][0]
-        return _StatePiece(self.path, start, TORCH_NAMES[facts["dtype"]], facts["shape"][0])
+        with explain_content(CheckpointError, f"{self.path}", f"has a wrong entry for {name}", FIX):
+            start = values_start + facts["data_offsets"][0]
+            return _StatePiece(self.path, start, TORCH_NAMES[facts["dtype"]], facts["shape"][0])
 
     @cached_property
     def _header(self) -> tuple[dict[str, Any], int]:
         """The header, and the offset of the values in the file."""
-        with self.path.open("rb") as file:
+        with explain_content(CheckpointError, f"{self.path}", "is not readable", FIX), self.path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            header: dict[str, Any] = json.loads(file.read(length))
+            header: dict[str, Any] = load_json(file.read(min(length, LONGEST_HEADER_BYTES)))
             return header, 8 + length
 
 
@@ -58,9 +61,10 @@ class _StatePiece:
     length: int
 
     def __getitem__(self, wanted: slice) -> Tensor:
-        first, end, _ = wanted.indices(self.length)
-        num_bytes, offset = (end - first) * self.dtype.itemsize, self.start + first * self.dtype.itemsize
-        content = np.fromfile(self.path, np.uint8, num_bytes, offset=offset)
+        with explain_content(CheckpointError, f"{self.path}", "is not readable", FIX):
+            first, end, _ = wanted.indices(self.length)
+            num_bytes, offset = (end - first) * self.dtype.itemsize, self.start + first * self.dtype.itemsize
+            content = np.fromfile(self.path, np.uint8, num_bytes, offset=offset)
         if len(content) < num_bytes:
             raise CheckpointError(f"{self.path}", "is truncated", FIX)
         return torch.from_numpy(content).view(self.dtype)

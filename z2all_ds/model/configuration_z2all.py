@@ -99,12 +99,12 @@ class Z2allConfig(LlamaConfig):
         return fields, unused
 
     @classmethod
-    def from_section(cls, section: ModelSection, **token_ids: int) -> "Z2allConfig":
+    def from_section(cls, section: ModelSection, **token_ids: int | None) -> "Z2allConfig":
         """Create it from the run config's model section; `token_ids` are bos/eos/pad_token_id of the tokenizer."""
         fields: dict[str, Any] = section.model_dump()
         rope = {"rope_theta": fields.pop("rope_theta"), **(fields.pop("rope_scaling") or {"rope_type": "default"})}
         for name, token_id in token_ids.items():
-            if token_id >= section.vocab_size:
+            if token_id is not None and token_id >= section.vocab_size:
                 raise ConfigError(
                     f"{name}={token_id}",
                     f"the tokenizer has more ids than vocab_size={section.vocab_size}",

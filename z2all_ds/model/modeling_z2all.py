@@ -4,6 +4,7 @@ Fused weights have their own names here; `stock_keys.py` maps them to Llama's na
 `hf_conversion.py` for transformers' own loading and saving. The layers are in `modules.py`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,9 @@ from z2all_ds.model.rotary import RotaryTable
 from z2all_ds.ops import Ops, Situation, resolve_ops
 from z2all_ds.ops.cross_entropy import IGNORED_LABEL, refuse_unknown_labels
 from z2all_ds.ops.visibility import Visible
+
+IGNORED_INPUTS = frozenset({"return_dict", "cache_position", "domain_ids"})
+"""Inputs that change nothing here: two that transformers passes, and a column of the stream's batches."""
 
 
 class Z2allPreTrainedModel(PreTrainedModel):
@@ -66,9 +70,10 @@ class Z2allModel(Z2allPreTrainedModel):
         document_ids: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         max_document: int = 0,
-        **unused: Any,
+        **other: Any,
     ) -> BaseModelOutputWithPast:
         """`document_ids` [B, T] or `cu_seqlens` restrict attention to each packed document (`ops/visibility.py`)."""
+        refuse_unknown_inputs(other)
         x_BTD = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         batch, tokens, _ = x_BTD.shape
         if use_cache and past_key_values is None and not self.training:
@@ -155,13 +160,20 @@ class Z2allForCausalLM(Z2allPreTrainedModel, GenerationMixin):
         cu_seqlens: Tensor | None = None,
         max_document: int = 0,
         num_items_in_batch: Tensor | int | None = None,
-        **unused: Any,
+        **other: Any,
     ) -> CausalLMOutputWithPast | TokenLosses:
-        """As Llama's forward, which shifts `labels` itself and returns logits; with `next_tokens` (aligned labels),
-        return only losses, computed by the op that does not keep the logits.
+        """As Llama's forward, which shifts `labels` itself and returns logits; with `next_tokens` (the target of each
+        position, as in the stream's batches), return only losses, computed by the op that does not keep the logits.
 
         `num_items_in_batch` is set by transformers' Trainer: the tokens of all micro-batches, to divide the loss by.
+        Without it, the sum for `labels` is divided by the number of labels, that for `next_tokens` by the number of
+        positions, -100 included: a constant, which training needs. Their mean is that of `losses` where they count.
         """
+        refuse_unknown_inputs(other)
+        if labels is not None and next_tokens is not None:
+            raise TypeError(
+                "labels and next_tokens are both given; labels are shifted by the model, next_tokens are not"
+            )
         outputs = self.model(
             input_ids,
             attention_mask,
@@ -176,7 +188,8 @@ class Z2allForCausalLM(Z2allPreTrainedModel, GenerationMixin):
         hidden = outputs.last_hidden_state
         if next_tokens is not None:
             total, losses = self.lm_head(hidden, next_tokens)
-            return TokenLosses(loss=total / next_tokens.numel(), losses=losses)
+            divisor = next_tokens.numel() if num_items_in_batch is None else num_items_in_batch
+            return TokenLosses(loss=total / divisor, losses=losses)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep else slice(None)
         logits = self.lm_head(hidden[:, logits_to_keep if isinstance(logits_to_keep, Tensor) else kept])
         loss = None
@@ -192,6 +205,13 @@ def shifted_loss(logits_BTV: Tensor, labels_BT: Tensor, num_items_in_batch: Tens
     wide = logits_BTV[:, :-1].flatten(0, 1).to(torch.promote_types(logits_BTV.dtype, torch.float32))
     total = functional.cross_entropy(wide, targets, ignore_index=IGNORED_LABEL, reduction="sum")
     return total / ((targets != IGNORED_LABEL).sum() if num_items_in_batch is None else num_items_in_batch)
+
+
+def refuse_unknown_inputs(inputs: Mapping[str, Any]) -> None:
+    """Refuse inputs that would be ignored silently."""
+    given = {name for name, value in inputs.items() if value is not None and value is not False}
+    if unknown := sorted(given - IGNORED_INPUTS):
+        raise TypeError(f"Z2all's forward does not use {', '.join(unknown)}; remove it from the batch")
 
 
 def refuse_what_is_not_computed(config: Z2allConfig) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from z2all_ds.base.machine import set_compile_cache
 from z2all_ds.ops.registry import Situation, backend, backends_of, needs_library
 from z2all_ds.ops.visibility import Visible
 
@@ -238,6 +239,7 @@ def _plain_flex() -> Callable[..., Any]:
 
 @cache
 def _compiled_flex() -> Callable[..., Any]:
+    set_compile_cache()
     return torch.compile(_plain_flex())
 
 

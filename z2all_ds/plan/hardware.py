@@ -5,7 +5,6 @@ speeds are those of one direction: of NVLink and PCIe per GPU, of networks per a
 share `REACHED` of them.
 """
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,9 @@ from typing import Any, TypeVar
 
 from z2all_ds.base.accounting import peak_flops
 from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.json_text import load_json
+from z2all_ds.base.paths import expanded
+from z2all_ds.base.storage.open_files import read_regular
 
 MIB = 2**20
 REACHED = 0.8
@@ -142,7 +144,7 @@ class Measured:
 def read_measured(path: str | Path) -> Measured:
     """Read a file that `z2all doctor --json` has written, for several nodes or for one machine."""
     try:
-        content = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        content = load_json(read_regular(expanded(path)))
         if isinstance(content, list) and all({"name", "status"} <= entry.keys() for entry in content):
             return _of_one_machine(str(path), content)
         if isinstance(content, dict) and {"findings", "places", "pairs"} <= content.keys():

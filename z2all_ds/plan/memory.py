@@ -2,7 +2,8 @@
 
 Everything follows from the run config and the resolved JSON: what DeepSpeed 0.19.8 and our ops keep. The parts add up
 to the peak, which is either in the backward pass of a micro-batch, with its activations, or in the optimizer step, with
-DeepSpeed's copies of gradients. `z2all bench memory` compares the result with real runs.
+DeepSpeed's copies of gradients and the optimizer's own temporary tensors. `z2all bench memory` compares the result with
+real runs.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -38,7 +39,7 @@ class GpuMemory:
     master_weights: int = 0
     moments: int = 0
     gathered: int = 0  # Stage 3: weights of other ranks that are present, prefetched or kept for the backward pass
-    buckets: int = 0  # Communication buckets of gradients, and DeepSpeed's copies in the step
+    buckets: int = 0  # Communication buckets of gradients, and copies and temporary tensors of the step
     activations: int = 0
     logits: int = 0
     context: int = 0  # CUDA's own memory and NCCL's buffers
@@ -208,19 +209,22 @@ def _buckets(run: RunConfig, resolved: ResolvedDeepSpeed, ranks: int) -> tuple[i
     bucket = setting(resolved, "reduce_bucket_size")
     whole = resolved.stage < 2 and not _all_in_sinks(run, resolved) and not _keeps_gradients(run, resolved)
     gradients = compute * parameters if whole else 0
+    temporary = resolved.optimizer.step_bytes_per_parameter  # per parameter of the largest tensor updated at once
     if resolved.stage == 0:
         engine = min(parameters, ENGINE_BUCKET) * sent_bytes if ranks > 1 else 0
-        return 0, gradients + max(engine, FP64_BYTES * largest)
+        return 0, gradients + max(engine, FP64_BYTES * largest, int(temporary * largest))
     if resolved.stage == 1 and _is_bf16_optimizer(resolved):
         # Its gradients are flat: the engine copies them only if they fit into one bucket.
         copied = ranks > 1 and parameters <= ENGINE_BUCKET
-        return 0, gradients + (parameters * sent_bytes if copied else 0)
+        return 0, gradients + (parameters * sent_bytes if copied else 0) + int(temporary * share)
     if resolved.stage == 3:
         # A gradient larger than the bucket goes alone: the head's is the first.
         alone = compute * largest if largest > bucket else 0
-        copies = 0 if resolved.offload_optimizer else FP32_BYTES * min(share, setting(resolved, "sub_group_size"))
-        return sent_bytes * bucket + alone, sent_bytes * bucket + copies
+        updated = 0 if resolved.offload_optimizer else min(share, setting(resolved, "sub_group_size"))
+        return sent_bytes * bucket + alone, sent_bytes * bucket + int((FP32_BYTES + temporary) * updated)
     buckets = (2 if zero_section(resolved.config).get("overlap_comm") else 1) * compute * bucket
     if resolved.offload_optimizer:  # and space for the largest gradient
         return buckets + compute * largest, gradients + buckets + compute * largest
-    return buckets, gradients + buckets + FP32_BYTES * share
+    # The optimizer itself steps when buckets and sums are freed and only the fp32 gradient is left.
+    stepping = int((FP32_BYTES + temporary - BYTES_PER_DTYPE[resolved.dtypes.accumulation]) * share)
+    return buckets, gradients + max(buckets + FP32_BYTES * share, stepping)

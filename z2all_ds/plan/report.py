@@ -7,11 +7,11 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from z2all_ds.base.accounting import FLOP_CONVENTIONS, count_parameters, flops_per_token
-from z2all_ds.base.atomic import explain_disk_errors, make_folder, write_whole
 from z2all_ds.base.config import RunConfig, dump_yaml
 from z2all_ds.base.config.stages import run_stages
 from z2all_ds.base.console import say
 from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.outputs import check_output, write_output
 from z2all_ds.base.reports import Cell, Table
 from z2all_ds.plan.choose import candidates, explain, rank
 from z2all_ds.plan.estimate import Estimate
@@ -271,6 +271,7 @@ def check_name(path: Path) -> None:
     """Refuse a file name for `--write` that is not a new YAML file."""
     if path.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"--write {path}", "must end in .yaml", "Give such a name.")
+    check_output(path, "--write")
     if path.exists():
         raise ConfigError(f"--write {path}", "is there already", "Remove it, or give another name.")
 
@@ -288,10 +289,5 @@ def write_choice(plan: Plan, path: Path) -> None:
         train = train.model_copy(update={"steps": -(-plan.tokens // first.tokens_per_step)})
     run = first.run.model_copy(update={"checkpoint": checkpoint, "train": train})
     run_stages(run)  # raises if the stages no longer fit into the steps
-    make_folder(path.parent)
-    try:
-        with explain_disk_errors(path.parent):
-            write_whole(path, dump_yaml(run))
-    except OSError as error:
-        raise ConfigError(f"--write {path}", f"cannot be written ({error.strerror})", "Give another place.") from None
+    write_output(path, dump_yaml(run), "--write")
     say(f"wrote {path}: {first.name}, micro-batches of {first.micro_batch}; start it with --config {path}")

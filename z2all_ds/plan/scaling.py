@@ -3,16 +3,17 @@
 The global batch stays the same while every GPU has a micro-batch of it, and grows for larger fleets.
 """
 
+import io
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.base.atomic import explain_disk_errors, make_folder
 from z2all_ds.base.config import RunConfig
 from z2all_ds.base.console import say
 from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.outputs import check_output, write_output
 from z2all_ds.base.reports import Table, print_report
 from z2all_ds.plan.choose import runs_on, with_json
 from z2all_ds.plan.estimate import Estimate, StepTime, estimate
@@ -181,8 +182,7 @@ def describe(swept: Sweep, assumed: Sequence[str]) -> Iterator[str | Table]:
 def check_picture(out: Path) -> None:
     if out.suffix not in (".png", ".svg"):
         raise ConfigError(f"--out {out}", "must end in .png or .svg", "Give such a name.")
-    if out.is_dir():
-        raise ConfigError(f"--out {out}", "is a folder", "Give a file's name.")
+    check_output(out)
 
 
 def draw(swept: Sweep, out: Path) -> Path:
@@ -210,10 +210,6 @@ def draw(swept: Sweep, out: Path) -> Path:
         if axes.get_legend_handles_labels()[0]:
             axes.legend()
     figure.tight_layout()
-    make_folder(out.parent)
-    try:
-        with explain_disk_errors(out.parent):
-            figure.savefig(out)
-    except OSError as error:
-        raise ConfigError(f"--out {out}", f"cannot be written ({error.strerror})", "Give another place.") from None
-    return out
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=out.suffix[1:])
+    return write_output(out, drawn.getvalue())

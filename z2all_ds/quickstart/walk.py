@@ -6,7 +6,8 @@ continues where it stopped and ends with the same loss. All output is in one fol
 
 import shutil
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from z2all_ds.base.config import load_run_config
 from z2all_ds.base.console import human_seconds, say
 from z2all_ds.base.errors import ConfigError, TrainingError
 from z2all_ds.base.machine import gpu_count, require_free_disk
+from z2all_ds.base.paths import full_path
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.corpus import SourceSpec, build_corpus
 from z2all_ds.track.fields import LOSS_PREFIX
@@ -38,6 +40,10 @@ DISK_BYTES = 500_000_000
 MIN_LOSS_DROP_NATS = 2.0
 """A uniform guess over 2112 tokens costs 7.66 nats; the preset's 300 steps ended at 4.9, 5.3, 5.4 and 5.4 for four
 different document samples. A smaller drop indicates a bug."""
+EXPECTED_AFTER = ("    return self", "    if not", "小明")
+CONTINUED = ("读作", "        self.")
+"""Numbers in Chinese characters, and code."""
+OWN_SETTINGS = ("run_dir", "data.corpus", "data.tokenizer")
 MARK = ".z2all_quickstart"
 """--fresh only deletes a folder that contains this file."""
 
@@ -68,10 +74,14 @@ class Folders:
 def run_quickstart(out: Path, fresh: bool, user_overrides: list[str]) -> None:
     """Run all stages, skip those that are already done, and print the table."""
     started = time.monotonic()
-    folders = Folders(out.expanduser().resolve())
-    prepare_folder(folders.root, fresh)
+    folders = Folders(full_path(out))
+    for override in user_overrides:
+        if override.partition("=")[0].strip() in OWN_SETTINGS:
+            rule = "the quickstart makes these itself, below --out"
+            raise ConfigError(override, rule, "Leave it out, or run `z2all train` yourself.")
     overrides = [*run_overrides(folders), *user_overrides]
-    total_steps = load_run_config(None, overrides).train.steps
+    total_steps = load_run_config(None, overrides).train.steps  # reports a mistake before --fresh deletes anything
+    prepare_folder(folders.root, fresh)
     ranks = min(RANKS, gpu_count()) or RANKS
 
     say("[1/5] corpus: Python's sources, its docstrings, and a Chinese sample")
@@ -102,6 +112,8 @@ def run_quickstart(out: Path, fresh: bool, user_overrides: list[str]) -> None:
         say(f"generated: {prompt!r} -> {continuation!r}")
     verification = f"logits within {report.verdict.max_relative_difference:.0e} of the training weights"
     print_table(records, folders, png, verification)
+    for line in learned_lines(folders.export):
+        say(line)
     say(f"quickstart finished in {human_seconds(time.monotonic() - started)}")
 
 
@@ -155,6 +167,42 @@ def _last_mean(records: list[dict[str, Any]], key: str, window: int = 5) -> floa
     """Return the mean of the last few values of `key`: one step of 16 samples is noisy."""
     values = [record[key] for record in records if key in record][-window:]
     return float(sum(values) / len(values))
+
+
+def learned_lines(model: Path) -> Iterator[str]:
+    """Yield what the model expects after a few prompts, and text of it next to text of the same model untrained.
+
+    After its few steps, so small a model writes no sentences, but it knows what follows common tokens, and which
+    tokens belong together.
+    """
+    import torch
+
+    from z2all_ds.evaluate.generate import Generator, Sampling
+    from z2all_ds.evaluate.loading import load_model
+    from z2all_ds.export.whole_characters import without_cut_end
+
+    trained = load_model(model, "fp32", quiet=True)
+    for prompt in EXPECTED_AFTER:
+        ids = trained.tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        with torch.no_grad():
+            logits_V = trained.model(input_ids=torch.tensor([ids], device=trained.device)).logits[0, -1]
+        most = logits_V.float().softmax(-1).topk(3)
+        expected = [
+            f"{trained.tokenizer.decode([token])!r} {100 * share:.0f}%"
+            for share, token in zip(most.values.tolist(), most.indices.tolist(), strict=True)
+        ]
+        before = f"before training: {100 / len(logits_V):.2f}% each"
+        yield f"learned: after {prompt!r} it expects {', '.join(expected)} ({before})"
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        fresh = type(trained.model)(trained.model.config).to(trained.device).eval()
+    fresh.generation_config = trained.model.generation_config
+    sampling = Sampling(max_new_tokens=24, temperature=0.8, top_k=8)
+    models = (replace(trained, model=fresh), trained)
+    for answers in zip(*(Generator(one, sampling, chat=False).answer_all(CONTINUED) for one in models), strict=True):
+        for label, answer in zip(("before training", "after training"), answers, strict=True):
+            yield f"{label}: {answer.prompt!r} -> {without_cut_end(answer.text)!r}"
+    yield "longer training makes sentences of it: a larger preset, more text, more train.steps"
 
 
 def print_table(records: list[dict[str, Any]], folders: Folders, png: Path, verification: str) -> None:

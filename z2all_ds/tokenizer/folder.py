@@ -4,17 +4,18 @@ AutoTokenizer opens the folder without this package and without remote code. `tr
 """
 
 import json
-import os
-import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
-from z2all_ds.base.atomic import explain_disk_errors, force_to_disk, temporary_name
+from z2all_ds.base.atomic import explain_disk_errors, force_to_disk
+from z2all_ds.base.atomic_folder import atomic_folder
 from z2all_ds.base.errors import ConfigError, MachineError
+from z2all_ds.base.json_text import load_json
+from z2all_ds.base.storage.open_files import read_regular
 from z2all_ds.tokenizer.special_tokens import CHAT_TEMPLATE, ROLES
 
 RECIPE_FILE = "training.json"
@@ -42,41 +43,35 @@ def write_folder(
     recipe: Mapping[str, Any],
     extra_files: Mapping[str, bytes],
     safe_by_default: bool,
+    roles: Mapping[str, str] = ROLES,
+    chat_template: str | None = CHAT_TEMPLATE,
 ) -> None:
-    """Write all files to a temporary folder, forces them to disk, and rename the folder."""
+    """Write all files to a temporary folder, force them to disk, and rename the folder. `extra_files` replace others
+    of the same name."""
     from transformers import PreTrainedTokenizerFast  # takes seconds to import
 
-    with explain_disk_errors(out_dir.parent):
-        out_dir.parent.mkdir(parents=True, exist_ok=True)
-        temporary = temporary_name(out_dir)
-        shutil.rmtree(temporary, ignore_errors=True)  # of a killed training
-        try:
-            PreTrainedTokenizerFast(
-                tokenizer_object=backend,
-                **ROLES,
-                clean_up_tokenization_spaces=False,
-                # For training: positions start at 0 and labels line up. Batched generation needs "left", which the
-                # caller sets.
-                padding_side="right",
-                chat_template=CHAT_TEMPLATE,
-                split_special_tokens=safe_by_default,
-            ).save_pretrained(str(temporary))
-            config_path = temporary / "tokenizer_config.json"
-            config = json.loads(config_path.read_text("utf-8"))
-            # transformers 5 writes a class name that 4 does not know; both know this one
-            config["tokenizer_class"] = "PreTrainedTokenizerFast"
-            config |= {"padding_side": "right", "split_special_tokens": safe_by_default}  # written also if default
-            config_path.write_text(_json(config), "utf-8")
-            (temporary / RECIPE_FILE).write_text(_json(recipe), "utf-8")
-            for name, data in extra_files.items():
-                (temporary / name).write_bytes(data)
-            for path in [*sorted(temporary.iterdir()), temporary]:
-                force_to_disk(path)
-            os.replace(temporary, out_dir)  # replaces an empty folder, but not a filled one
-            force_to_disk(out_dir.parent)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
+    with explain_disk_errors(out_dir.parent), atomic_folder(out_dir) as temporary:
+        PreTrainedTokenizerFast(
+            tokenizer_object=backend,
+            **roles,
+            clean_up_tokenization_spaces=False,
+            # For training: positions start at 0 and labels line up. Batched generation needs "left", which the caller
+            # sets.
+            padding_side="right",
+            chat_template=chat_template,
+            split_special_tokens=safe_by_default,
+        ).save_pretrained(str(temporary))
+        config_path = temporary / "tokenizer_config.json"
+        config = load_json(config_path.read_text("utf-8"))
+        # transformers 5 writes a class name that 4 does not know; both know this one
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"
+        config |= {"padding_side": "right", "split_special_tokens": safe_by_default}  # written also if default
+        config_path.write_text(_json(config), "utf-8")
+        (temporary / RECIPE_FILE).write_text(_json(recipe), "utf-8")
+        for name, data in extra_files.items():
+            (temporary / name).write_bytes(data)
+        for path in [*sorted(temporary.iterdir()), temporary]:
+            force_to_disk(path)
 
 
 def check_writable(out_dir: Path) -> None:
@@ -96,12 +91,13 @@ def is_filled(out_dir: Path) -> bool:
     return out_dir.exists() and (not out_dir.is_dir() or any(out_dir.iterdir()))
 
 
-def read_recipe(out_dir: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of training.json; refuse a folder that was not made with the `wanted` settings."""
+def read_recipe(out_dir: Path, wanted: Mapping[str, Any], results: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the content of training.json; refuse a folder that was not made with the `wanted` settings, or that lacks
+    the `results`."""
     try:
-        values: dict[str, Any] = json.loads((out_dir / RECIPE_FILE).read_text("utf-8"))
-        same = all(values[name] == value for name, value in wanted.items())
-    except (OSError, ValueError, KeyError, TypeError):
+        values: dict[str, Any] = load_json(read_regular(out_dir / RECIPE_FILE))
+        same = all(values[name] == value for name, value in wanted.items()) and values.keys() >= set(results)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         same = False
     if not same:
         rule = "contains something else than the tokenizer of this text with these settings"

@@ -1,12 +1,14 @@
 """Imports an existing tokenizer: a tokenizer.json, a Hugging Face folder or a SentencePiece .model.
 
-Its ids do not change. The control tokens of this package are added after them or at given ids; ids in between are
-filled with reserved tokens, because a vocabulary with gaps has fewer entries than its largest id requires. If the
-tokenizer cannot reproduce text exactly (NFKC, lower-casing, unknown characters), a warning gives an example.
+Its ids do not change. Imported as it is, it gets no further tokens. Otherwise the control tokens of this package are
+added after them or at given ids; ids in between are filled with reserved tokens, because a vocabulary with gaps has
+fewer entries than its largest id requires. If the tokenizer cannot reproduce text exactly (NFKC, lower-casing, unknown
+characters), a warning gives an example.
 """
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,9 @@ from tokenizers import Tokenizer, processors
 
 from z2all_ds.base.console import say
 from z2all_ds.base.errors import ConfigError, DataError
+from z2all_ds.base.foreign_content import explain_content
+from z2all_ds.base.json_text import load_json
+from z2all_ds.base.storage.open_files import read_regular
 from z2all_ds.tokenizer.folder import (
     add_control_tokens,
     check_writable,
@@ -26,8 +31,15 @@ from z2all_ds.tokenizer.folder import (
 )
 from z2all_ds.tokenizer.special_tokens import SPECIAL_TOKENS
 from z2all_ds.tokenizer.spm import MODEL_FILE
-from z2all_ds.tokenizer.spm_model import parse_spm_model, spm_to_backend
-from z2all_ds.tokenizer.tokenization_z2all import TOKENIZER_FILE, Z2allTokenizer, load_tokenizer, parse_tokenizer_json
+from z2all_ds.tokenizer.spm_model import differences, parse_spm_model, spm_to_backend
+from z2all_ds.tokenizer.tokenization_z2all import (
+    CONFIG_FILE,
+    TOKENIZER_FILE,
+    Z2allTokenizer,
+    load_tokenizer,
+    parse_tokenizer_json,
+    read_roles,
+)
 
 PROBES = (
     "The Quick Brown Fox, 3.14 and 2024-12-31!",
@@ -40,6 +52,8 @@ PROBES = (
     "<0x0A> <unk> [UNK]",
 )
 """Texts that some tokenizers do not reproduce."""
+MOST_RESERVED = 100_000
+"""Unused ids become reserved tokens, each with a row in the model. Ids of billions would fill the memory."""
 _FORMATS = "Give a tokenizer.json, a Hugging Face folder, or a SentencePiece .model."
 
 
@@ -64,36 +78,79 @@ def import_tokenizer(
     special_start: int | None = None,
     strict: bool = False,
     safe_by_default: bool = False,
+    as_is: bool = False,
+    eos: str = "",
 ) -> ImportReport:
-    """Import `file`; with `strict`, warnings are errors. The same call again returns at once."""
+    """Import `file`; with `strict`, warnings are errors. The same call again returns at once.
+
+    `as_is` adds no tokens: documents end with the tokenizer's own end-of-text token, or with `eos`, which implies it.
+    """
     path, out_dir = find_file(Path(file)), Path(out_dir)
-    data = path.read_bytes()
+    data = read_regular(path)
     recipe = {
         "imported_sha256": hashlib.sha256(data).hexdigest(),
         "special_ids": dict(special_ids or {}),
         "special_start": special_start,
         "safe_by_default": safe_by_default,
     }
+    as_is = as_is or bool(eos)
+    if as_is:
+        if special_ids or special_start is not None:
+            raise ConfigError("special", "no tokens are added to a tokenizer as it is", "Leave out one of the two.")
+        if safe_by_default:
+            raise ConfigError("safe by default", "a tokenizer as it is is not changed", "Leave out one of the two.")
+        recipe |= {"as_is": True, "eos": eos}
     if is_filled(out_dir):
-        values = read_recipe(out_dir, recipe)
+        values = read_recipe(out_dir, recipe, ("text_vocab_size", "warnings"))
         _refuse_if(strict, path, values["warnings"])
         return _report(out_dir, values)
     check_writable(out_dir)
 
     backend = open_existing(path, data)
-    warnings = _remove_additions(backend)
-    backend = _fill_gaps(backend, path)
-    text_vocab_size = backend.get_vocab_size(with_added_tokens=True)
-    ids = place_special_tokens(backend.get_vocab(with_added_tokens=True), special_ids or {}, special_start)
-    add_control_tokens(backend, ids)
-    warnings += _losses(backend)
-    _refuse_if(strict, path, warnings)
-    for warning in warnings:
-        say(f"warning: {path.name}: {warning}")
-    extra_files = {MODEL_FILE: data} if path.suffix == ".model" else {}
+    if as_is:
+        return _write_as_is(backend, path, data, out_dir, recipe, eos, strict)
+    with explain_content(DataError, f"tokenizer {path}", "does not work", _FORMATS):
+        warnings = _remove_additions(backend)
+        backend = _fill_gaps(backend, path)
+        text_vocab_size = backend.get_vocab_size(with_added_tokens=True)
+        ids = place_special_tokens(backend.get_vocab(with_added_tokens=True), special_ids or {}, special_start)
+        add_control_tokens(backend, ids)
+        warnings += _losses(Z2allTokenizer(backend, "")) + _other_ids(path, data)
+    _report_warnings(strict, path, warnings)
+    extra_files = {} if data.lstrip().startswith(b"{") else {MODEL_FILE: data}
     values = {**recipe, "text_vocab_size": text_vocab_size, "warnings": warnings}
     write_folder(backend, out_dir, values, extra_files, safe_by_default)
     return _report(out_dir, values)
+
+
+def _write_as_is(
+    backend: Tokenizer, path: Path, data: bytes, out_dir: Path, recipe: Mapping[str, Any], eos: str, strict: bool
+) -> ImportReport:
+    """Write a folder with the same tokenizer.json and the files of its folder; only the end of documents may differ."""
+    config_file, template = path.with_name(CONFIG_FILE), path.with_name("chat_template.jinja")
+    tokenizer = Z2allTokenizer(backend, "", {**read_roles(path.parent), **({"eos_token": eos} if eos else {})})
+    if eos and tokenizer.roles["eos_token"] != eos:
+        raise ConfigError(f"eos {eos!r}", "the tokenizer has no such token", "Name one that it has.")
+    with explain_content(DataError, f"tokenizer {path}", "does not work", _FORMATS):
+        warnings = _losses(tokenizer) + _other_ids(path, data)
+    _report_warnings(strict, path, warnings)
+    is_json = data.lstrip().startswith(b"{")
+    extra_files = {TOKENIZER_FILE: data} if is_json else {MODEL_FILE: data}
+    if is_json and template.is_file():
+        extra_files[template.name] = read_regular(template)
+    if is_json and config_file.is_file():
+        with explain_content(DataError, f"{config_file}", "is not valid", "Use a complete copy."):
+            config = {**load_json(read_regular(config_file)), **tokenizer.roles}
+        extra_files[CONFIG_FILE] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+    values = {**recipe, "text_vocab_size": tokenizer.size, "warnings": warnings}
+    write_folder(backend, out_dir, values, extra_files, False, tokenizer.roles, chat_template=None)
+    return _report(out_dir, values)
+
+
+def _report_warnings(strict: bool, path: Path, warnings: Sequence[str]) -> None:
+    _refuse_if(strict, path, warnings)
+    for warning in warnings:
+        say(f"warning: {path.name}: {warning}")
 
 
 def _refuse_if(strict: bool, path: Path, warnings: Sequence[str]) -> None:
@@ -106,7 +163,7 @@ def parse_special_ids(given: Sequence[str]) -> dict[str, int]:
     ids: dict[str, int] = {}
     for one in given:
         name, _, number = one.rpartition("=")
-        if not name or not number.isdecimal():
+        if not name or not re.fullmatch("[0-9]{1,9}", number):
             raise ConfigError(f"special {one!r}", "not NAME=ID", "Write e.g. '<|PAD|>=64006', in quotes.")
         if ids.setdefault(name, int(number)) != int(number):
             raise ConfigError(f"special {one!r}", f"{name} also has id {ids[name]}", "Give it once.")
@@ -114,16 +171,27 @@ def parse_special_ids(given: Sequence[str]) -> dict[str, int]:
 
 
 def find_file(path: Path) -> Path:
-    """Return the file itself, or the one in a folder: tokenizer.json, else the only .model."""
+    """Return the file itself, or the one in a folder: tokenizer.json, else the only one that can be a tokenizer."""
     if path.is_dir():
-        found = [path / TOKENIZER_FILE] if (path / TOKENIZER_FILE).is_file() else sorted(path.glob("*.model"))
+        found = [path / TOKENIZER_FILE]
+        if not found[0].is_file():
+            found = [*sorted(path.glob("*.model")), *(file for file in sorted(path.glob("*.json")) if _has_model(file))]
         if len(found) != 1:
-            rule = f"it has neither {TOKENIZER_FILE} nor exactly one .model"
-            raise DataError(f"folder {path}", rule, _FORMATS)
+            names = f"{len(found)} tokenizers: {', '.join(file.name for file in found)}" if found else "no tokenizer"
+            raise DataError(f"folder {path}", f"it has {names}", f"{_FORMATS} Name the file itself if in doubt.")
         return found[0]
     if not path.is_file():
         raise DataError(f"tokenizer {path}", "no such file", _FORMATS)
     return path
+
+
+def _has_model(file: Path) -> bool:
+    """Return whether a JSON file is a tokenizer of `tokenizers` and not a config."""
+    try:
+        content = load_json(read_regular(file))
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and isinstance(content.get("model"), dict) and "added_tokens" in content
 
 
 def place_special_tokens(vocabulary: Mapping[str, int], given: Mapping[str, int], start: int | None) -> dict[str, int]:
@@ -148,6 +216,8 @@ def place_special_tokens(vocabulary: Mapping[str, int], given: Mapping[str, int]
         ids[name] = number
     names = {number: name for name, number in ids.items()}
     for name, number in ids.items():
+        if number >= end + MOST_RESERVED:
+            raise ConfigError(f"special {name}={number}", taken_rule, f"Choose less than {end + MOST_RESERVED}.")
         if names[number] != name:
             raise ConfigError(f"special {name}={number}", f"{names[number]} has the same id", "Give each its own.")
     free = (number for number in range(end, end + len(ids) + len(SPECIAL_TOKENS)) if number not in names)
@@ -157,7 +227,7 @@ def place_special_tokens(vocabulary: Mapping[str, int], given: Mapping[str, int]
 def open_existing(path: Path, data: bytes) -> Tokenizer:
     """Return the tokenizer in a file, unchanged."""
     where = f"tokenizer {path}"
-    if path.suffix == ".model":
+    if not data.lstrip().startswith(b"{"):
         return spm_to_backend(parse_spm_model(data, where), where)
     return parse_tokenizer_json(data, where, _FORMATS)
 
@@ -177,7 +247,11 @@ def _remove_additions(backend: Tokenizer) -> list[str]:
 def _fill_gaps(backend: Tokenizer, path: Path) -> Tokenizer:
     """Give unused ids to reserved tokens: `tokenizers` numbers new tokens by count, and they would collide."""
     used = set(backend.get_vocab(with_added_tokens=True).values())
-    gaps = sorted(set(range(max(used, default=-1) + 1)) - used)
+    end = max(used, default=-1) + 1
+    if end - len(used) > MOST_RESERVED:
+        rule = f"it has {len(used):,} tokens with ids up to {end - 1:,}"
+        raise DataError(f"tokenizer {path}", rule, f"Give one with at most {MOST_RESERVED:,} unused ids.")
+    gaps = sorted(set(range(end)) - used)
     if not gaps:
         return backend
     rules: dict[str, Any] = json.loads(backend.to_str())
@@ -187,9 +261,13 @@ def _fill_gaps(backend: Tokenizer, path: Path) -> Tokenizer:
     return Tokenizer.from_str(json.dumps(rules, ensure_ascii=False))
 
 
-def _losses(backend: Tokenizer) -> list[str]:
+def _other_ids(path: Path, data: bytes) -> list[str]:
+    """Return a warning for each kind of text to which SentencePiece gives other ids."""
+    return [] if data.lstrip().startswith(b"{") else differences(parse_spm_model(data, f"tokenizer {path}"))
+
+
+def _losses(tokenizer: Z2allTokenizer) -> list[str]:
     """Return a warning for text that is not reproduced, and one for text that becomes a control token."""
-    tokenizer = Z2allTokenizer(backend, "")
     found = []
     for text in PROBES:
         back = tokenizer.decode(tokenizer.encode(text))
@@ -210,7 +288,10 @@ def _report(out_dir: Path, values: Mapping[str, Any]) -> ImportReport:
         folder=out_dir,
         text_vocab_size=values["text_vocab_size"],
         size=tokenizer.size,
-        special_ids={name: tokenizer.special_tokens[name] for name in SPECIAL_TOKENS},
+        special_ids={
+            name: tokenizer.special_tokens[name]
+            for name in (tokenizer.roles.values() if values.get("as_is") else SPECIAL_TOKENS)
+        },
         warnings=values["warnings"],
         fingerprint=tokenizer.fingerprint,
     )

@@ -14,16 +14,21 @@ from z2all_ds.base import errors
 from z2all_ds.base.child_process import JsonProcess, module_command, package_environment
 from z2all_ds.base.console import heartbeat, progress
 from z2all_ds.base.errors import MachineError, Z2allError
-from z2all_ds.tokenizer.bbpe import SMALLEST_VOCABULARY
+from z2all_ds.tokenizer.bbpe import DEFAULT_SPLIT, SMALLEST_VOCABULARY
 
 MERGE_STAGE = "Compute merges"
 """Name of this stage in the progress lines of `tokenizers`."""
 
 
 def learn_in_own_process(
-    algorithm: str, inputs: Sequence[str], shares: Mapping[str, int], text_vocab_size: int
+    algorithm: str,
+    inputs: Sequence[str],
+    shares: Mapping[str, int],
+    text_vocab_size: int,
+    split: str = DEFAULT_SPLIT,
 ) -> tuple[dict[str, bytes], int]:
-    """Learn from `inputs` (as for open_sources); `shares` are the bytes on disk to read of each domain.
+    """Learn from `inputs` (as for open_sources); `shares` are the bytes on disk to read of each domain, and
+    `split` is the name of a pattern of bbpe.
 
     Return the files of the tokenizer by name, and the bytes of text that were read.
     """
@@ -33,6 +38,7 @@ def learn_in_own_process(
             "inputs": list(inputs),
             "shares": dict(shares),
             "text_vocab_size": text_vocab_size,
+            "split": split,
             "out": scratch,
         }
         command = module_command("z2all_ds.tokenizer.learning_process")

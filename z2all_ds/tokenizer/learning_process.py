@@ -13,6 +13,7 @@ from typing import Any
 from z2all_ds.base.child_process import read_messages, write_message
 from z2all_ds.base.errors import DataError, Z2allError
 from z2all_ds.base.parent_watch import follow_owner
+from z2all_ds.base.paths import explain_system_errors
 from z2all_ds.tokenizer import bbpe, spm
 from z2all_ds.tokenizer.sampling import Sources, open_sources
 from z2all_ds.tokenizer.tokenization_z2all import TOKENIZER_FILE
@@ -52,12 +53,12 @@ class TextReader:
         report(stage="read")
 
 
-def learn(algorithm: str, reader: TextReader, text_vocab_size: int) -> dict[str, bytes]:
+def learn(algorithm: str, reader: TextReader, text_vocab_size: int, split: str) -> dict[str, bytes]:
     """Return the files of the tokenizer by name."""
     files: dict[str, bytes] = {}
     try:
         if algorithm == "bbpe":
-            backend = bbpe.learn_bbpe(reader.texts(), text_vocab_size, show_progress=True)
+            backend = bbpe.learn_bbpe(reader.texts(), text_vocab_size, split, show_progress=True)
         else:
             backend, files[spm.MODEL_FILE] = spm.learn_spm(reader.texts(), text_vocab_size)
     except Exception:
@@ -76,10 +77,11 @@ def main() -> None:
     follow_owner()
     job = next(read_messages(sys.stdin))
     try:
-        reader = TextReader(open_sources(job["inputs"], with_fingerprint=False), job["shares"])
-        for name, data in learn(job["algorithm"], reader, job["text_vocab_size"]).items():
-            (Path(job["out"]) / name).write_bytes(data)
-        report(done=reader.text_bytes)
+        with explain_system_errors():
+            reader = TextReader(open_sources(job["inputs"], with_fingerprint=False), job["shares"])
+            for name, data in learn(job["algorithm"], reader, job["text_vocab_size"], job["split"]).items():
+                (Path(job["out"]) / name).write_bytes(data)
+            report(done=reader.text_bytes)
     except Z2allError as error:
         report(error=[type(error).__name__, error.what, error.rule, error.fix])
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from z2all_ds.base.reports import Shown, Table
+from z2all_ds.base.storage.open_files import read_regular
 from z2all_ds.tokenizer.import_existing import PROBES, find_file, open_existing
 from z2all_ds.tokenizer.sampling import Inputs, open_sources
 from z2all_ds.tokenizer.tokenization_z2all import byte_table
@@ -68,7 +69,7 @@ def report_tokenizers(
 def measure(folder: str, texts: Mapping[str, list[str]]) -> TokenizerFigures:
     """Return the figures of one tokenizer; `texts` are by domain."""
     path = find_file(Path(folder))
-    backend = open_existing(path, path.read_bytes())
+    backend = open_existing(path, read_regular(path))
     backend.encode_special_tokens = True
     backend.no_truncation()
     backend.no_padding()

@@ -8,6 +8,7 @@ import difflib
 import hashlib
 import json
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from pathlib import Path
 
 from z2all_ds.base.console import progress
 from z2all_ds.base.errors import ConfigError, DataError
+from z2all_ds.base.json_text import load_json
+from z2all_ds.base.storage.open_files import open_regular
 from z2all_ds.corpus.manifest import Manifest, load_manifest
 from z2all_ds.corpus.reading.readers import DomainReader, open_domains
 from z2all_ds.corpus.schema import parse_record
@@ -91,7 +94,7 @@ def parse_weights(text: str) -> dict[str, float]:
     """Parse `zh=0.5,en=0.3` or `{"zh": 0.5, "en": 0.3}`; does not check the domains."""
     try:
         if text.lstrip().startswith("{"):
-            pairs = list(json.loads(text).items())
+            pairs = list(load_json(text).items())
         else:
             pairs = [tuple(part.rsplit("=", 1)) for part in text.split(",") if part.strip()]
         weights = {name.strip(): float(weight) for name, weight in pairs}
@@ -117,8 +120,8 @@ def check_weights(weights: Mapping[str, float], domains: Sequence[str]) -> None:
 def _corpus_sources(location: str) -> Sources:
     folder, is_local = Path(location), "://" not in location
     manifest = load_manifest(location)
-    readers = open_domains(location, manifest) if manifest.shards else {}
-    by_line = manifest.holds_records and is_local  # needs no index
+    readers = open_domains(location, manifest, "skip") if manifest.shards else {}
+    by_line = bool(manifest.build_keys) and manifest.holds_records and is_local  # needs no index
     domains = {
         name: SampledDomain(
             readers[name].num_bytes,
@@ -165,7 +168,7 @@ def _shard_pieces(folder: Path, manifest: Manifest, domain: str) -> Iterator[Tex
         if shard.domain != domain:
             continue
         try:
-            with open(folder / shard.path, "rb") as stream:
+            with os.fdopen(open_regular(folder / shard.path), "rb") as stream:
                 for number, line in enumerate(stream, 1):
                     where = f"{shard.path}:{number}"
                     yield len(line), lambda line=line, where=where: parse_record(line, where).content  # type: ignore[misc]

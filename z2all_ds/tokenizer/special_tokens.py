@@ -4,6 +4,8 @@ With 64000 text tokens, <|beginoftext|> is 64000 and <|PAD|> is 64006. New token
 this list breaks every model trained with it.
 """
 
+from z2all_ds.base.vocabulary_rows import rounded_rows
+
 BEGIN_OF_TEXT = "<|beginoftext|>"
 END_OF_TEXT = "<|endoftext|>"
 IM_START = "<|im_start|>"
@@ -48,10 +50,8 @@ CHAT_TEMPLATE = (
 
 SPARE_ROWS = 256
 """Embedding rows reserved for future control tokens (tools, images, languages)."""
-ROW_MULTIPLE = 64
-"""Matrix products are fastest with multiples of 64."""
 
 
 def padded_vocabulary(size: int) -> int:
     """Return the embedding rows for `size` ids: at least 256 spare rows, and a multiple of 64. 64012 -> 64320."""
-    return -(-(size + SPARE_ROWS) // ROW_MULTIPLE) * ROW_MULTIPLE
+    return rounded_rows(size + SPARE_ROWS)

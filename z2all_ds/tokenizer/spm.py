@@ -76,7 +76,7 @@ def learn_spm(texts: Iterator[str], text_vocab_size: int) -> tuple[Tokenizer, by
 
 def _explained(message: str, text_vocab_size: int) -> DataError:
     """Return an error for the two usual failures of SentencePiece, whose messages name its source lines."""
-    what = f"text_vocab_size {text_vocab_size}"
+    what = f"vocabulary size {text_vocab_size}"
     if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
         rule = f"the bytes and characters of the text need {found.group(1)}"
         return DataError(what, rule, f"Give {found.group(1)} or more, or use bbpe.")

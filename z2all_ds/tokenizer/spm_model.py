@@ -10,7 +10,7 @@ text without that character the ids are those of SentencePiece (the tests compar
 
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -18,12 +18,16 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from z2all_ds.base.errors import DataError
+from z2all_ds.base.foreign_content import explain_content
+from z2all_ds.tokenizer.spm_rules import START, differing_rules, parse_rules, rule_steps
 
 SPACE_MARK = "\u2581"
 BEFORE_SPACES = "\n| *[^ \n]+| +"
 """Splits where a space follows another character, and around line ends."""
 NEVER_BEST = -1000.0
 """Added to the lowest score: any other segmentation is better."""
+LONGEST_PIECE_BYTES = 512
+"""SentencePiece writes up to 16 characters by default. The time for the merges grows with the square of the length."""
 _CROSSES_SPLIT = re.compile("[^ ] |\n")
 
 
@@ -75,6 +79,8 @@ def parse_spm_model(data: bytes, where: str) -> SpmModel:
         for field, value in _fields(data):
             if field == 1:
                 piece = dict(_fields(value))
+                if len(value) > LONGEST_PIECE_BYTES:
+                    raise ValueError(f"piece {len(pieces)} has {len(value):,} of at most {LONGEST_PIECE_BYTES} bytes")
                 score = struct.unpack("<f", piece.get(2, b"\0\0\0\0"))[0]
                 pieces.append(SpmPiece(piece.get(1, b"").decode("utf-8"), score, PieceKind(piece.get(3, 1))))
             elif field == 2:
@@ -140,9 +146,10 @@ def spm_to_backend(model: SpmModel, where: str) -> Tokenizer:
         vocabulary[text if text not in vocabulary else f"<unreachable {number}>"] = number
     if model.kind == "bpe":
         backend = Tokenizer(_bpe(model, vocabulary))
-        if not any(_CROSSES_SPLIT.search(text) for text in _mergeable(model)):
-            # No piece crosses a split, so splitting changes no id. One text of 1.5 MB is encoded at 2.9 to 3.8 MB/s
-            # instead of 1.3 to 1.9, texts of 3 kB at 2.3 to 2.9 instead of 3.2 to 4.1; long texts matter more.
+        if model.has_all_bytes and not any(_CROSSES_SPLIT.search(text) for text in _mergeable(model)):
+            # No piece and no unknown text crosses a split, so splitting changes no id. One text of 1.5 MB is encoded
+            # at 2.9 to 3.8 MB/s instead of 1.3 to 1.9, texts of 3 kB at 2.3 to 2.9 instead of 3.2 to 4.1; long texts
+            # matter more.
             backend.pre_tokenizer = pre_tokenizers.Split(Regex(BEFORE_SPACES), behavior="isolated")
     elif model.kind == "unigram":
         unknown = next((n for n, piece in enumerate(model.pieces) if piece.kind is PieceKind.UNKNOWN), None)
@@ -155,8 +162,9 @@ def spm_to_backend(model: SpmModel, where: str) -> Tokenizer:
     else:
         rule = f"SentencePiece models of kind {model.kind!r} are not supported"
         raise DataError(where, rule, "Give a bpe or unigram model.")
-    if rules := _normalizers(model):
-        backend.normalizer = normalizers.Sequence(rules)
+    with explain_content(DataError, where, "its normalization rules are damaged", "Use a complete copy."):
+        if steps_before := _normalizers(model):
+            backend.normalizer = normalizers.Sequence(steps_before)
     steps: list[Any] = [decoders.ByteFallback(), decoders.Fuse()]
     if model.add_dummy_prefix:
         ends = {"left": 0, "right": 1} if model.space_after_word else {"left": 1, "right": 0}
@@ -167,12 +175,44 @@ def spm_to_backend(model: SpmModel, where: str) -> Tokenizer:
         if piece.kind is PieceKind.CONTROL or (piece.kind is PieceKind.UNKNOWN and not model.has_all_bytes):
             backend.add_special_tokens([AddedToken(piece.text, special=True, normalized=False)])
         elif piece.kind is PieceKind.USER_DEFINED:
-            backend.add_tokens([AddedToken(_with_spaces(piece.text), normalized=False)])
+            symbol = _with_spaces(piece.text)
+            if not (backend.normalizer.normalize_str(symbol) if backend.normalizer else symbol):
+                rule = f"its rules remove the user-defined piece {symbol!r} from texts"
+                raise DataError(where, rule, "Give a model without that piece.")
+            # Searched for after the steps of the whole text; before them, each part would get its own space.
+            backend.add_tokens([AddedToken(symbol, normalized=True)])
     return backend
+
+
+def differences(model: SpmModel) -> list[str]:
+    """Return a warning for each kind of text to which the backend gives other ids than SentencePiece."""
+    found = []
+    if differing := differing_rules(model.charsmap) if model.charsmap else ():
+        examples = ", ".join(" ".join(f"U+{ord(char):04X}" for char in key) for key, _ in differing[:3])
+        found.append(
+            f"{len(differing):,} of its normalization rules have no effect here, because they are not in the Unicode "
+            f"version that `tokenizers` knows; text with these sequences gets other ids: {examples}"
+        )
+    symbols = _symbols(model)
+    if symbols and model.add_dummy_prefix:
+        found.append(
+            f"a text that consists only of a user-defined piece such as {symbols[0]!r} gets no additional space"
+        )
+    steps = normalizers.Sequence(_normalizers(model))
+    for symbol in symbols:
+        if (changed := steps.normalize_str(symbol)) != symbol:
+            found.append(f"text that its rules turn into {changed!r} becomes the user-defined piece {symbol!r}")
+            break
+    return found
 
 
 def _with_spaces(text: str) -> str:
     return text.replace(SPACE_MARK, " ")
+
+
+def _symbols(model: SpmModel) -> tuple[str, ...]:
+    """Return the texts of the user-defined pieces."""
+    return tuple(_with_spaces(piece.text) for piece in model.pieces if piece.kind is PieceKind.USER_DEFINED)
 
 
 def _mergeable(model: SpmModel) -> list[str]:
@@ -204,12 +244,46 @@ def _bpe(model: SpmModel, vocabulary: dict[str, int]) -> models.BPE:
 
 
 def _normalizers(model: SpmModel) -> list[Any]:
-    steps: list[Any] = []
+    """Return the steps of SentencePiece in its order; the only white space it knows is U+0020."""
     if model.charsmap:
-        steps.append(normalizers.Precompiled(model.charsmap))
+        return _with_rules(model)
+    steps: list[Any] = []
     if model.remove_extra_whitespaces:
-        steps += [normalizers.Strip(left=True, right=True), normalizers.Replace(Regex(" {2,}"), " ")]
+        steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     if model.add_dummy_prefix:
-        end = normalizers.Replace(Regex(r"(?<=.)\z"), " ") if model.space_after_word else normalizers.Prepend(" ")
-        steps.append(end)
+        end = r"(?<=[\s\S])\z" if model.space_after_word else rf"\A{_except(_symbols(model))}(?=[\s\S])"
+        steps.append(normalizers.Replace(Regex(end), " "))
+    return steps
+
+
+def _except(symbols: Iterable[str]) -> str:
+    """Return a pattern that fails before a user-defined piece which is all of the text: `tokenizers` searches for its
+    normalized form, which must not begin with the additional space."""
+    own = "|".join(map(re.escape, symbols))
+    return rf"(?!(?:{own})\z)" if own else ""
+
+
+def _with_rules(model: SpmModel) -> list[Any]:
+    """Return the steps of a model with normalization rules; START stays until the last one."""
+    symbols = _symbols(model)
+    steps: list[Any] = [normalizers.Prepend(START), *rule_steps(model.charsmap, symbols)]
+    dummy_before = model.add_dummy_prefix and not model.space_after_word
+    dummy_after = model.add_dummy_prefix and model.space_after_word
+    if model.remove_extra_whitespaces:
+        if dummy_after:
+            # A text of characters that are removed has the dummy space, a text of spaces has not.
+            blanks = [key for key, value in parse_rules(model.charsmap).items() if value == " "]
+            spaces = "|".join(map(re.escape, (" ", *blanks)))
+            steps.insert(0, normalizers.Replace(Regex(rf"\A(?:{spaces})+\z"), ""))
+        # In one pass: after the beginning, before the end, after another space, and the beginning of an empty text.
+        empty = rf"|\A{START}(?= *\z)" if dummy_before else ""
+        steps.append(normalizers.Replace(Regex(rf"(?<=\A{START}) +| +\z|(?<= ) +{empty}"), ""))
+    if dummy_after:
+        steps.append(normalizers.Replace(Regex(r"(?!\A)\z"), " "))
+    if dummy_before:
+        so_far = normalizers.Sequence(steps)
+        own = _except(so_far.normalize_str(symbol).removeprefix(START) for symbol in symbols)
+        steps.append(normalizers.Replace(Regex(rf"\A{START}{own}"), " "))
+    if symbols or not dummy_before:
+        steps.append(normalizers.Replace(Regex(rf"\A{START}"), ""))
     return steps

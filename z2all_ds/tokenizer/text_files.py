@@ -5,10 +5,12 @@ Both are streamed. A piece is parsed on request, so skipped pieces cost only the
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from z2all_ds.base.errors import DataError
+from z2all_ds.base.storage.open_files import open_regular
 from z2all_ds.corpus.schema import has_lone_surrogate
 
 TextPiece = tuple[int, Callable[[], str]]
@@ -31,14 +33,14 @@ def file_pieces(path: Path) -> Iterator[TextPiece]:
 def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file."""
     digest = hashlib.sha256()
-    with open(path, "rb") as stream:
+    with os.fdopen(open_regular(path), "rb") as stream:
         while block := stream.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
 
 
 def _json_lines(path: Path) -> Iterator[TextPiece]:
-    with open(path, "rb") as stream:
+    with os.fdopen(open_regular(path), "rb") as stream:
         for number, line in enumerate(stream, 1):
             if not line.isspace():
                 yield len(line), lambda line=line, number=number: _text_of(line, f"{path}:{number}")  # type: ignore[misc]
@@ -62,7 +64,7 @@ def _text_of(line: bytes, where: str) -> str:
 
 def _text_blocks(path: Path) -> Iterator[TextPiece]:
     position, rest = 0, b""
-    with open(path, "rb") as stream:
+    with os.fdopen(open_regular(path), "rb") as stream:
         while block := stream.read(BLOCK_BYTES):
             rest += block
             cut = rest.rfind(b"\n") + 1

@@ -2,14 +2,17 @@
 
 A document may contain the text "<|endoftext|>", as this file does. It is encoded as plain text, so no text can forge a
 control token. Control tokens are inserted by id (`eot_id`), or parsed from text that the caller trusts
-(`allowed_special`).
+(`allowed_special`). Any tokenizer of Hugging Face works as it is: the end-of-text token that its config names ends
+documents, and its ids do not change.
 """
 
 import hashlib
 import json
+import math
 import multiprocessing
 import os
 import re
+import secrets
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -18,9 +21,14 @@ from typing import Any, Literal, NamedTuple
 from tokenizers import Tokenizer
 
 from z2all_ds.base.errors import DataError
-from z2all_ds.tokenizer.special_tokens import BEGIN_OF_TEXT, END_OF_TEXT, PAD
+from z2all_ds.base.foreign_content import explain_content
+from z2all_ds.base.json_text import load_json
+from z2all_ds.base.storage.open_files import read_regular
+from z2all_ds.tokenizer.special_tokens import END_OF_TEXT, ROLES
 
-TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
+MAX_GROWTH = 1000
+"""By which the replacements of a normalizer may lengthen a text. Usual ones keep its length, or add one character."""
 AllowedSpecial = Literal["all", "none_raise"] | Collection[str]
 """Control tokens to parse from text: none (the default), some names, or "all". "none_raise" refuses a text that
 contains one."""
@@ -29,19 +37,35 @@ contains one."""
 class Z2allTokenizer:
     """Converts text to ids and back."""
 
-    def __init__(self, backend: Tokenizer, fingerprint: str) -> None:
+    def __init__(self, backend: Tokenizer, fingerprint: str, roles: Mapping[str, str] | None = None) -> None:
+        """Wrap a backend; `roles` are the names of its tokens by their keys in transformers (`eos_token`)."""
         backend.encode_special_tokens = True
+        backend.no_truncation()
+        backend.no_padding()
         self._backend = backend
         self.fingerprint = fingerprint
         """SHA-256 of tokenizer.json; a run stores it, as other merges give other data."""
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self.roles = find_roles(vocabulary, roles or {})
+        """Names of the tokens that exist, by their keys in transformers."""
         self.special_tokens: dict[str, int] = {
             token.content: number for number, token in backend.get_added_tokens_decoder().items() if token.special
-        }
+        } | {name: vocabulary[name] for name in self.roles.values()}
         """Ids of all control tokens."""
-        self.size: int = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.size: int = max(vocabulary.values(), default=-1) + 1
         """Number of ids, including control tokens."""
-        self.eot_id = self.special_id(END_OF_TEXT)
-        self.pad_id = self.special_id(PAD)
+        self._text_backend = text_only(backend, self.special_tokens)
+        if "eos_token" not in self.roles:
+            rule = f"has no end-of-text token to end documents with, of {', '.join(self.special_tokens) or 'no'} tokens"
+            fix = f"Name it as eos_token in {CONFIG_FILE}, or use `z2all tokenizer import FOLDER --out NEW --eos NAME`."
+            raise DataError("tokenizer", rule, fix)
+        self.eot_id = vocabulary[self.roles["eos_token"]]
+        self.pad_id = vocabulary[self.roles.get("pad_token", self.roles["eos_token"])]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copy in another process: pickling a backend loses that control tokens in text are plain text."""
+        self.__dict__.update(state)
+        self._backend.encode_special_tokens = self._text_backend.encode_special_tokens = True
 
     def special_id(self, token: str) -> int:
         """Return the id of a control token."""
@@ -52,13 +76,16 @@ class Z2allTokenizer:
         return self.special_tokens[token]
 
     @property
-    def model_token_ids(self) -> dict[str, int]:
-        """The token ids of a Hugging Face model config."""
-        return {
-            "bos_token_id": self.special_id(BEGIN_OF_TEXT),
-            "eos_token_id": self.eot_id,
-            "pad_token_id": self.pad_id,
-        }
+    def model_token_ids(self) -> dict[str, int | None]:
+        """The token ids of a Hugging Face model config; None for a token that the tokenizer does not have."""
+        found = {role: self.special_tokens[name] for role, name in self.roles.items()}
+        return {f"{role}_id": found.get(role) for role in ("bos_token", "eos_token", "pad_token")}
+
+    @cached_property
+    def begins_texts(self) -> bool:
+        """Whether it puts the begin-of-text token before a text where transformers uses it."""
+        begin = self.model_token_ids["bos_token_id"]
+        return begin is not None and self._backend.encode("x", add_special_tokens=True).ids[:1] == [begin]
 
     def encode(self, text: str, allowed_special: AllowedSpecial = ()) -> list[int]:
         """Return the ids of a text; add nothing at either end."""
@@ -105,7 +132,7 @@ class Z2allTokenizer:
 
     def _encode_plain(self, texts: Sequence[str]) -> list[list[int]]:
         try:
-            return [found.ids for found in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+            return [found.ids for found in self._text_backend.encode_batch_fast(list(texts), add_special_tokens=False)]
         except (TypeError, UnicodeEncodeError) as error:
             for number, text in enumerate(texts):
                 try:
@@ -115,6 +142,9 @@ class Z2allTokenizer:
                     rule = f"not valid Unicode ({detail.reason})"
                     raise DataError(f"text {number} of the batch", rule, fix) from error
             raise
+        except BaseException:  # such as a missing token for unknown text
+            with explain_content(DataError, "tokenizer", "cannot encode this text", "Use another tokenizer."):
+                raise
 
     def _encode_with(self, texts: Sequence[str], allowed: AllowedSpecial) -> list[list[int]]:
         """Split each text at the allowed control tokens and encode all other parts in one batch."""
@@ -142,27 +172,114 @@ class Z2allTokenizer:
                 raise DataError(f"{where}character {found.start()}, {found.group()!r}", rule, fix)
 
 
+def text_only(backend: Tokenizer, control_tokens: Collection[str]) -> Tokenizer:
+    """Return a backend with the same ids that gives no control token for any text; the same one if it never does.
+
+    `encode_special_tokens` is enough for tokens that are only added. Others are in the vocabulary of the model too,
+    where text can reach them (unigram models contain "</s>"), or are added without the mark of a control token. These
+    get names that no text can contain. A single character is text.
+    """
+    found = backend.get_added_tokens_decoder().values()
+    reachable = backend.get_vocab(with_added_tokens=False).keys() | {one.content for one in found if not one.special}
+    names = {name: secrets.token_hex(16) for name in control_tokens if len(name) > 1 and name in reachable}
+    if not names:
+        return backend
+    rules: dict[str, Any] = json.loads(backend.to_str())
+    model = rules["model"]
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {names.get(token, token): number for token, number in model["vocab"].items()}
+    else:
+        model["vocab"] = [[names.get(token, token), score] for token, score in model["vocab"]]
+    if model.get("merges"):
+        pairs = [tuple(pair.split(" ", 1)) if isinstance(pair, str) else pair for pair in model["merges"]]
+        model["merges"] = [[left, right] for left, right in pairs if not names.keys() & {left, right, left + right}]
+    if model.get("unk_token") in names:
+        model["unk_token"] = names[model["unk_token"]]
+    for token in rules["added_tokens"]:
+        token["content"] = names.get(token["content"], token["content"])
+    rules["post_processor"] = None
+    plain = Tokenizer.from_str(json.dumps(rules, ensure_ascii=False))
+    plain.encode_special_tokens = True
+    return plain
+
+
 def _any_of(names: Collection[str]) -> str:
     """Return a pattern that matches any name; the longest first, as one may be a prefix of another."""
     return "|".join(re.escape(name) for name in sorted(names, key=lambda name: (-len(name), name)))
 
 
 def load_tokenizer(folder: str | Path) -> Z2allTokenizer:
-    """Open a tokenizer folder."""
+    """Open a tokenizer folder: one of this package, or any Hugging Face folder with a tokenizer.json."""
     path = Path(folder) / TOKENIZER_FILE
-    fix = "Give a folder written by `z2all tokenizer train` or `z2all tokenizer import`."
+    fix = "Give a Hugging Face folder with it; `z2all tokenizer import` makes one from other files."
     if not path.is_file():
         what = "the folder is incomplete" if path.parent.is_dir() else "no such folder"
         raise DataError(f"tokenizer {path}", f"{what}; a tokenizer folder has {TOKENIZER_FILE}", fix)
-    data = path.read_bytes()
-    return Z2allTokenizer(parse_tokenizer_json(data, f"tokenizer {path}", fix), hashlib.sha256(data).hexdigest())
+    data = read_regular(path)
+    backend = parse_tokenizer_json(data, f"tokenizer {path}", fix)
+    tokenizer = Z2allTokenizer(backend, hashlib.sha256(data).hexdigest(), read_roles(path.parent))
+    end = tokenizer.roles["eos_token"]
+    if end != END_OF_TEXT:  # another end of documents is other data, too
+        tokenizer.fingerprint = hashlib.sha256(data + end.encode()).hexdigest()
+    return tokenizer
+
+
+def read_roles(folder: Path) -> dict[str, str]:
+    """Return the tokens that a folder's tokenizer_config.json names; empty without one."""
+    try:
+        config = load_json(read_regular(folder / CONFIG_FILE))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise DataError(f"file {folder / CONFIG_FILE}", f"not readable ({error})", "Use a complete copy.") from None
+    named = {role: config.get(role) for role in ROLES} if isinstance(config, dict) else {}
+    texts = {role: one.get("content") if isinstance(one, dict) else one for role, one in named.items()}
+    return {role: text for role, text in texts.items() if isinstance(text, str)}
+
+
+def find_roles(vocabulary: Mapping[str, int], named: Mapping[str, str]) -> dict[str, str]:
+    """Return the token of each role: the named one, else that of this package, else SentencePiece's."""
+    usual = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    choices = {role: (named.get(role), own, usual.get(role)) for role, own in ROLES.items()}
+    found = {role: next((name for name in names if name in vocabulary), None) for role, names in choices.items()}
+    return {role: name for role, name in found.items() if name is not None}
 
 
 def parse_tokenizer_json(data: bytes, where: str, fix: str) -> Tokenizer:
-    try:
-        return Tokenizer.from_str(data.decode("utf-8"))
-    except Exception as error:  # `tokenizers` raises bare Exception
-        raise DataError(where, f"not readable ({error})", fix) from None
+    with explain_content(DataError, where, "not readable", fix):
+        check_merges(data)
+        check_growth(data)
+        backend = Tokenizer.from_str(data.decode("utf-8"))
+        backend.encode("")  # some mistakes show only now
+        return backend
+
+
+def check_merges(data: bytes) -> None:
+    """Raise a ValueError if merges lack the prefix that the model gives to continuing pieces: `tokenizers` cuts off
+    that many bytes, and aborts the process if this cuts a character in two."""
+    if not re.search(rb'"continuing_subword_prefix"\s*:\s*"[^"]', data):
+        return
+    model = load_json(data)["model"]
+    prefix = model["continuing_subword_prefix"]
+    for pair in model.get("merges") or ():
+        right = (pair.split(" ", 1) if isinstance(pair, str) else pair)[1]
+        if not right.startswith(prefix):
+            raise ValueError(f"merge {pair!r} does not continue with {prefix!r}")
+
+
+def check_growth(data: bytes) -> None:
+    """Raise a ValueError if the replacements of the normalizer, one after another, could fill the memory."""
+    if re.search(rb"Replace|\\u00", data):  # the name may be written with escapes
+        growth = _growth(load_json(data).get("normalizer") or {})
+        if growth > MAX_GROWTH:
+            raise ValueError(f"its normalizer can make a text {growth:.3g} times longer, the limit is {MAX_GROWTH}")
+
+
+def _growth(rule: dict[str, Any]) -> float:
+    if "normalizers" in rule:
+        return math.prod(map(_growth, rule["normalizers"]))
+    replaced = rule["pattern"].get("String", "") if "pattern" in rule else ""
+    return max(1.0, len(rule.get("content", "")) / max(1, len(replaced)))
 
 
 @lru_cache(maxsize=1)

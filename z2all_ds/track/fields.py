@@ -9,11 +9,18 @@ LOSS_PREFIX = "loss_of_"
 """loss_of_X: the loss of domain X."""
 TOKENS_PREFIX = "tokens_of_"
 """tokens_of_X: the number of its tokens in the step."""
+EPOCHS_PREFIX = "epochs_of_"
+"""epochs_of_X: how often domain X has been read."""
+BAD_RECORDS_PREFIX = "bad_records_of_"
+"""bad_records_of_X: the number of its records without a valid text that were skipped in the step."""
 PROBE_PREFIX = "probe_"
 """probe_X: the value of probe X."""
 AXES = {"step": "step", "tokens": "tokens_seen", "time": "time_unix"}
 """The field of metrics.jsonl on each x-axis."""
-MARKED = ("started", "stage", "checkpoint", "spike", "rolled_back", "fault", "recovered", "stopped", "requeue", "done")
+MARKED = (
+    *("started", "stage", "checkpoint", "spike", "new_level", "rolled_back", "fault", "recovered"),
+    *("stopped", "requeue", "done", "failed"),
+)
 """Events that are shown on curves."""
 
 
@@ -42,8 +49,10 @@ def event_title(event: Mapping[str, Any], is_restart: bool = False) -> str:
         case "recovered":
             seconds = event.get("seconds")
             return f"recovered in {human_seconds(seconds)}" if isinstance(seconds, int | float) else "recovered"
+        case "failed":
+            return f"failed: {event.get('reason', 'unknown')}"
         case "requeue":
-            return "stopped on request, to be restarted"
+            return "stopped on request"
         case "done":
             share = event.get("goodput")
             return f"done, goodput {100 * share:.1f}%" if isinstance(share, int | float) else "done"

@@ -7,8 +7,10 @@ So this file uses only the standard library. Requests and answers are JSON objec
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 import sys
 import time
 from contextlib import suppress
@@ -24,9 +26,14 @@ RUN_FILES = ("metrics.jsonl", "run.yaml", "events.jsonl")
 
 
 class Files:
-    """Reads files of this machine; a missing file is empty. Other errors are raised as OSError."""
+    """Reads files of this machine; a missing file is empty. Other errors are raised as OSError.
+
+    Links are refused: what the board reads is sent to others, and a link in a run folder can lead to any file of the
+    user who runs the board.
+    """
 
     is_remote = False
+    follows_links = False
 
     def stats(self, paths: list[str]) -> tuple[float, list[list[float]]]:
         """Return this machine's clock, and [size, modification time, inode] of each file, zero if it is missing."""
@@ -37,7 +44,7 @@ class Files:
 
     def read(self, path: str, offset: int, length: int) -> bytes:
         """Return fewer bytes at the end of the file. Open it each time, since it may have been replaced."""
-        with suppress(*MISSING), open(os.path.expanduser(path), "rb", buffering=0) as file:
+        with suppress(*MISSING), self._open(path, 0) as file:
             file.seek(offset)
             return file.read(length)
         return b""
@@ -45,7 +52,7 @@ class Files:
     def lines_at(self, path: str, offsets: list[int]) -> list[tuple[int, bytes]]:
         """Return the first whole line that begins at or after each offset, with its own offset; none twice."""
         found: list[tuple[int, bytes]] = []
-        with suppress(*MISSING), open(os.path.expanduser(path), "rb", NEAR_BYTES) as file:
+        with suppress(*MISSING), self._open(path, NEAR_BYTES) as file:
             for offset in offsets:
                 # From one byte before: if a line ends there, the next one begins at the offset itself.
                 file.seek(max(0, offset - 1))
@@ -68,20 +75,55 @@ class Files:
         return found
 
     def run_folders(self, path: str) -> list[str]:
-        """Return the folder itself if it is a run folder or has none inside, else the run folders inside."""
+        """Return the folder itself if it is a run folder or has none inside, else the run folders inside; raise if it
+        does not exist."""
         folder = os.path.expanduser(path)
         if _is_run(folder):
             return [path]
-        inside = [name for name in self.file_names(path) if _is_run(os.path.join(folder, name))]
+        inside = [name for name in sorted(os.listdir(folder)) if self._is_run_inside(os.path.join(folder, name))]
         return [os.path.join(path, name) for name in inside] or [path]
 
     def file_names(self, path: str) -> list[str]:
+        """Return the names in a folder inside a run folder."""
+        folder = os.path.expanduser(path)
         with suppress(*MISSING):
-            return sorted(os.listdir(os.path.expanduser(path)))
+            return sorted(os.listdir(folder)) if self.follows_links or not os.path.islink(folder) else []
         return []
+
+    def _is_run_inside(self, folder: str) -> bool:
+        """Return whether a folder is a run folder. Runs are often linked, but a link of another user may lead to a
+        folder that only the board's user can read."""
+        if os.path.islink(folder) and not self.follows_links:
+            with suppress(*MISSING):
+                return os.lstat(folder).st_uid in (os.geteuid(), 0) and _is_run(folder)
+        return _is_run(folder)
 
     def close(self) -> None:
         """Close the connection to another machine."""
+
+    def _open(self, path: str, buffering: int) -> IO[bytes]:
+        """Open a regular file; O_NONBLOCK, since opening a FIFO would wait for its writer."""
+
+        def opener(name: str, flags: int) -> int:
+            try:
+                handle = os.open(name, flags | os.O_NONBLOCK | (0 if self.follows_links else os.O_NOFOLLOW))
+            except OSError as error:
+                if error.errno != errno.ELOOP:
+                    raise
+                raise OSError(errno.ELOOP, "a symbolic link, which is not followed", name) from None
+            mode = os.fstat(handle).st_mode
+            if stat.S_ISREG(mode) or stat.S_ISDIR(mode):  # `open` itself refuses a folder
+                return handle
+            os.close(handle)
+            raise OSError(errno.EINVAL, "not a regular file", name)
+
+        return open(os.path.expanduser(path), "rb", buffering, opener=opener)
+
+
+class LinkedFiles(Files):
+    """Reads files of this machine for their own user."""
+
+    follows_links = True
 
 
 def _stat(path: str) -> list[float]:

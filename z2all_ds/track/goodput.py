@@ -1,9 +1,10 @@
 """Goodput: the share of a run's wall time that was spent on steps that counted.
 
-The wall time goes from the first start of the run to its end, or to now. A step counts if its record is in
-metrics.jsonl and it has changed the weights: steps repeated after a resume or a rollback count once, steps skipped by
-the guard do not count. Waiting for data, checkpoints, validation and start-up do not count. The remaining time is lost:
-repeated and skipped steps, the time between a stop and the next start, and everything that is not measured.
+The wall time goes from the first start of the run to its end, or to now. A later start that takes no step, such as that
+of a finished run, does not extend it. A step counts if its record is in metrics.jsonl and it has changed the weights:
+steps repeated after a resume or a rollback count once, steps skipped by the guard do not count. Waiting for data,
+checkpoints, validation and start-up do not count. The remaining time is lost: repeated and skipped steps, the time
+between a stop and the next start, and everything that is not measured.
 """
 
 import time
@@ -13,7 +14,9 @@ from typing import Any
 
 from z2all_ds.base.console import human_seconds
 from z2all_ds.base.run_folder import RunFolder
-from z2all_ds.track.writer import read_records
+from z2all_ds.track.writer import OUTCOMES, read_records
+
+ENDS = frozenset(OUTCOMES) - {"started"}
 
 
 @dataclass(frozen=True)
@@ -57,9 +60,12 @@ def goodput(
 ) -> Goodput:
     """Compute the goodput from a run's records. `now_unix`: while it still runs; else its last record is its end."""
     began: float | None = None
+    has_ended = False
     last = startup = checkpoints = counted = data_wait = validation = 0.0
     for event in events:
-        last = max(last, event["time_unix"])
+        has_ended = has_ended and event["event"] != "first_step"
+        last = last if has_ended else max(last, event["time_unix"])
+        has_ended = has_ended or event["event"] in ENDS
         began = event["time_unix"] if began is None else began
         if event["event"] == "first_step":
             began = min(began, event["time_unix"] - event["seconds"])  # the process is older than its first event

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from z2all_ds.base.console import printable
 from z2all_ds.track.panel import PanelState, render
 
 LEAST_SECONDS_BETWEEN = 0.25
@@ -62,7 +63,7 @@ class LivePanel:
     def say(self, line: str) -> None:
         """Print a line above the panel."""
         with self._lock, self._guarded():
-            self._waiting.append(line)
+            self._waiting.append(printable(line))
             self._draw()
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from z2all_ds.base.console import human_bytes, human_seconds
+from z2all_ds.base.console import human_bytes, human_seconds, printable
 from z2all_ds.track.fields import LOSS_PREFIX, event_title
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class PanelState:
     """The content of the panel; gets records and events as they are written."""
 
     def __init__(self, title: str, steps: int, first_step: int = 0, now_unix: float | None = None) -> None:
-        self.title, self.steps, self.step = _printable(title), steps, first_step
+        self.title, self.steps, self.step = printable(title, keep=""), steps, first_step
         self.last: dict[str, Any] = {}
         self.validation: tuple[int, float] | None = None
         self.curves: dict[str, MeanCurve] = {}
@@ -81,7 +81,7 @@ class PanelState:
         if event["event"] not in HIDDEN_EVENTS:
             moment, title = time.strftime("%H:%M:%S", time.localtime(event["time_unix"])), event_title(event)
             at = f" at step {event['step']:,}" if isinstance(event.get("step"), int) and "step" not in title else ""
-            self.events.append(_printable(f"{moment} {title}{at}"))
+            self.events.append(printable(f"{moment} {title}{at}", keep=""))
 
     @property
     def elapsed_seconds(self) -> float:
@@ -138,7 +138,7 @@ def _losses(state: PanelState, width: int) -> list["Text"]:
     from rich.cells import cell_len, set_cell_size
     from rich.text import Text
 
-    names = {key: _printable(key.removeprefix(LOSS_PREFIX)) for key in sorted(state.curves)}
+    names = {key: printable(key.removeprefix(LOSS_PREFIX), keep="") for key in sorted(state.curves)}
     widest = min(NAME_CELLS, max(4, width // 4), max((cell_len(name) for name in names.values()), default=4))
     rows = []
     for key in sorted(names, key=lambda key: (key != "loss", key)):
@@ -197,8 +197,3 @@ def _line(content: str, width: int, style: str = "") -> "Text":
     text = Text(content, style=style, no_wrap=True, overflow="ellipsis")
     text.truncate(width, overflow="ellipsis")
     return text
-
-
-def _printable(text: str) -> str:
-    """Replace control characters: names come from data and could move the cursor."""
-    return "".join(character if character.isprintable() else "?" for character in text)

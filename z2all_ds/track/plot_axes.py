@@ -15,6 +15,8 @@ from z2all_ds.track.plot_data import Panel, RunCurves
 from z2all_ds.track.plot_kinds import KINDS, LOG_PROBES, TIME_PARTS, PlotOptions
 
 DASHES: Sequence[Any] = ("-", "--", ":", "-.", (0, (6, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 3)))
+LOG_TICKS = (1.0, 2.0, 3.0, 4.0, 5.0, 7.0)
+"""In each power of ten, where a logarithmic axis has a small range."""
 MARK_COLOURS = {
     "spike": "#d62728",
     "rollback": "#8c1aff",
@@ -25,7 +27,14 @@ MARK_COLOURS = {
 MOST_LEGEND_ROWS_INSIDE, MOST_LEGEND_ROWS = 6, 13
 """With more rows, the legend is next to the panel, which has room for the latter."""
 TIME_UNITS = ((86400.0 * 2, 86400.0, "days"), (3600.0 * 2, 3600.0, "hours"), (120.0, 60.0, "minutes"))
-TOKEN_UNITS = ((2e12, 1e12, "trillions of tokens"), (2e9, 1e9, "billions of tokens"), (2e6, 1e6, "millions of tokens"))
+TOKEN_UNITS = (
+    (2e12, 1e12, "trillions of tokens"),
+    (2e9, 1e9, "billions of tokens"),
+    (2e6, 1e6, "millions of tokens"),
+    (2e3, 1e3, "thousands of tokens"),
+)
+MOST_X_INTERVALS = 6
+"""Room for labels of seven digits in the narrowest panel; matplotlib assumes shorter ones."""
 
 
 def draw_panel(axes: Axes, panel: Panel, every_run: list[RunCurves], options: PlotOptions, fonts: PlotFonts) -> None:
@@ -47,6 +56,7 @@ def draw_panel(axes: Axes, panel: Panel, every_run: list[RunCurves], options: Pl
     axes.set(xlabel=x_label, ylabel=panel.label or KINDS[kind].y_label)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.margins(x=0.01)
+    axes.locator_params(axis="x", nbins=MOST_X_INTERVALS)
     if panel.label in LOG_PROBES or (options.log and kind not in ("time", "mixture")):
         _make_logarithmic(axes)
     elif kind in ("time", "speed", "grad_norm"):
@@ -186,17 +196,19 @@ def _make_logarithmic(axes: Axes) -> None:
     if not 0 < high < math.inf:
         return
     axes.set_yscale("log", nonpositive="mask")
-    plain = FuncFormatter(lambda value, _: f"{value:g}")
     if low > 0 and high / low < 100:
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 4.0, 5.0, 7.0)))
+        axes.yaxis.set_major_locator(LogLocator(subs=LOG_TICKS))
         axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.yaxis.set_major_formatter(plain)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _add_perplexity(axes: Axes) -> None:
     """Add a right axis with the exponential of the loss."""
     right = axes.secondary_yaxis("right")
     right.set_ylabel("perplexity")
+    if axes.get_yscale() == "log":  # its ticks are at losses, and only labels of the formatter below are perplexities
+        right.yaxis.set_major_locator(LogLocator(subs=LOG_TICKS))
+        right.yaxis.set_minor_formatter(NullFormatter())
     right.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{math.exp(min(value, 700.0)):,.4g}"))
 
 

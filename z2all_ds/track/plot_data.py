@@ -3,6 +3,7 @@
 Smoothing is applied to the records before they are downsampled, so its result does not depend on the run's length.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from z2all_ds.track.fields import AXES, PROBE_PREFIX, TOKENS_PREFIX
 from z2all_ds.track.plot_kinds import KINDS, PROBE_LABELS
 from z2all_ds.track.tables import COUNT, MAX, MIN, Buckets, Numbers, columns_of, mean_of
 from z2all_ds.track.tail import LineTail
-from z2all_ds.track.writer import parse_line, parse_record
+from z2all_ds.track.writer import parse_record, read_records
 
 X, SMOOTHED = "x", "smoothed "
 """Names of columns that no field of metrics.jsonl has."""
@@ -94,6 +95,8 @@ def read_run(run_dir: Path, name: str, kinds: list[str], x_axis: str, smooth: fl
     if not 0.0 <= smooth < 1.0:
         raise ConfigError(f"--smooth {smooth:g}", "must be from 0 to 0.999", "0 does not smooth, 0.9 smooths a little.")
     folder = RunFolder(run_dir)
+    if not folder.root.is_dir():
+        raise DataError(f"{run_dir}", "no such folder", "Correct the path.")
     events = _read_events(folder.events)
     mixtures = [event["mixture"] for event in events if event["event"] == "started" and event.get("mixture")]
     requested = [StageMixture(stage["first_step"], stage["shares"]) for stage in mixtures[-1]] if mixtures else []
@@ -167,8 +170,8 @@ class _Reader:
         except ValueError as error:
             raise self._bad_record(f"is not JSON ({error})") from None
         for name in ("step", self._x_field):
-            if not all(name in record for record in records):
-                raise self._bad_record(f"has no '{name}'")
+            if not all(isinstance(one, dict) and isinstance(one.get(name), int | float) for one in records):
+                raise self._bad_record(f"has no '{name}', or it is not a number")
         if not records:
             return
         if not self.names and self._x_field == "time_unix":
@@ -222,8 +225,7 @@ class _Reader:
 
 def _read_events(path: Path) -> list[dict[str, Any]]:
     """Return all events; lines that are not events are skipped, as on the board."""
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    return [event for line in lines if (event := parse_line(line)) and isinstance(event.get("event"), str)]
+    return [event for event in read_records(path) if isinstance(event.get("event"), str)]
 
 
 def _marks(events: Sequence[dict[str, Any]], run: RunCurves, x_axis: str, first_x: float) -> dict[str, list[float]]:
@@ -240,6 +242,6 @@ def _marks(events: Sequence[dict[str, Any]], run: RunCurves, x_axis: str, first_
         if kind is None or (kind == "stage" and not event.get("step")) or not isinstance(value, int | float):
             continue
         x = value - first_x if x_axis == "time" else run.x_of_step(value)
-        if x <= last_x or x_axis != "time":
+        if math.isfinite(x) and (x <= last_x or x_axis != "time"):
             marks.setdefault(kind, {}).setdefault(int(x / width) if width else 0, x)
     return {kind: list(found.values()) for kind, found in marks.items()}

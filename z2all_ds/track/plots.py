@@ -9,9 +9,10 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from z2all_ds.base.atomic import explain_disk_errors, make_folder, write_whole
 from z2all_ds.base.console import say
 from z2all_ds.base.errors import ConfigError, DataError
+from z2all_ds.base.outputs import write_output
+from z2all_ds.base.paths import full_path
 from z2all_ds.track.fonts import PlotFonts, fonts_for
 from z2all_ds.track.plot_data import Panel, RunCurves, read_run
 from z2all_ds.track.plot_kinds import ALL, KINDS, PROBE_LABELS, PlotOptions, chosen_kinds
@@ -89,7 +90,7 @@ def _size(panels: int, options: PlotOptions) -> tuple[float, float]:
 
 def _names(run_dirs: list[Path]) -> dict[Path, str]:
     """Return the folder name of each run, or its path if two have the same name."""
-    short = {path: path.resolve().name or str(path) for path in run_dirs}
+    short = {path: full_path(path).name or str(path) for path in run_dirs}
     values = list(short.values())
     return {path: name if values.count(name) == 1 else str(path) for path, name in short.items()}
 
@@ -136,10 +137,7 @@ def _write(out: Path, panels: list[Panel], options: PlotOptions, fonts: PlotFont
     drawn = io.BytesIO()
     with matplotlib.rc_context(style):
         _figure(panels, options, fonts).savefig(drawn, format=out.suffix[1:])
-    make_folder(out.parent)
-    with explain_disk_errors(out.parent):
-        write_whole(out, drawn.getvalue())
-    return out
+    return write_output(out, drawn.getvalue())
 
 
 def _figure(panels: list[Panel], options: PlotOptions, fonts: PlotFonts) -> "Figure":

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.track.files import Files
+from z2all_ds.track.files import Files, LinkedFiles
 from z2all_ds.track.writer import parse_line
 
 MARK_BYTES = 256
@@ -33,7 +33,7 @@ class LineTail:
     """Reads a file from its beginning, or from the offset given to `skip_to`."""
 
     def __init__(self, path: Path | str, files: Files | None = None) -> None:
-        self._files, self._path = files or Files(), str(path)
+        self._files, self._path = files or LinkedFiles(), str(path)
         self.offset = 0
         """Bytes of whole lines read so far."""
         self._mark = b""

@@ -5,16 +5,24 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import orjson
 
+from z2all_ds.base.atomic import open_own
 from z2all_ds.base.console import say
+from z2all_ds.base.errors import DataError
+from z2all_ds.base.json_text import load_json
 from z2all_ds.base.run_folder import RunFolder
+from z2all_ds.base.storage.open_files import open_regular
 
-OUTCOMES = ("started", "stopped", "requeue", "done")
+OUTCOMES = ("started", "stopped", "requeue", "done", "failed")
+NO_END = "the run ended without a record: it was killed, or its machine stopped"
 TAIL_BYTES = 1 << 16
+NUMBER = (int, float, type(None))
+"""Types of steps and times in records; some records have none."""
 
 
 class RunWriter:
@@ -51,9 +59,9 @@ class _LineFile:
     """A file to append lines to. A line is in the file when `append` returns, so a killed run loses none."""
 
     def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
-        _drop_torn_line(path)
         self.path, self._warn = path, warn
-        self._handle = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
+        self._handle = open_own(path, os.O_WRONLY | os.O_APPEND, 0o644)
+        _drop_torn_line(path)
         self._waiting = b""
 
     def append(self, record: dict[str, Any]) -> None:
@@ -80,15 +88,14 @@ class _LineFile:
 
 def _drop_torn_line(path: Path) -> None:
     """Remove a last line that a crash has cut off; the next record would be appended to it."""
-    if path.exists():
-        end = next((start + len(line) for start, line in _lines_from_the_end(path) if line.endswith(b"\n")), 0)
-        if end != path.stat().st_size:
-            os.truncate(path, end)
+    end = next((start + len(line) for start, line in _lines_from_the_end(path) if line.endswith(b"\n")), 0)
+    if end != path.stat().st_size:
+        os.truncate(path, end)
 
 
 def _lines_from_the_end(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield offset and content of each line, the last one first, which may be cut off."""
-    with path.open("rb") as file:
+    with _open(path) as file:
         begin = file.seek(0, os.SEEK_END)
         content = b""
         """From `begin` to the beginning of the last line yielded."""
@@ -104,20 +111,31 @@ def _lines_from_the_end(path: Path) -> Iterator[tuple[int, bytes]]:
             content = content[:start]
 
 
+def _open(path: Path) -> IO[bytes]:
+    """Open a file of records for reading; refuse a FIFO, whose reading may never end."""
+    try:
+        return os.fdopen(open_regular(path), "rb")
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise DataError(f"file {path}", f"cannot be read ({error.strerror})", "Move it elsewhere.") from None
+
+
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a JSON-lines file; skip a last line that a crash has cut off."""
+    """Yield the records of a JSON-lines file; skip damaged lines, and a last line that a crash has cut off."""
     if not path.exists():
         return
-    with path.open("rb") as file:  # bytes: the cut may be inside a character
+    with _open(path) as file:  # bytes: the cut may be inside a character
         for line in file:
-            if line.endswith(b"\n"):
-                yield parse_record(line)
+            if line.endswith(b"\n") and (record := parse_line(line)) is not None:
+                yield record
 
 
 def last_record(path: Path) -> dict[str, Any] | None:
     """Return the last whole record, found from the file's end."""
     lines = _lines_from_the_end(path) if path.exists() else iter(())
-    return next((parse_record(line) for _, line in lines if line.endswith(b"\n")), None)
+    found = (parse_line(line) for _, line in lines if line.endswith(b"\n"))
+    return next((record for record in found if record is not None), None)
 
 
 def parse_record(line: bytes) -> dict[str, Any]:
@@ -125,17 +143,20 @@ def parse_record(line: bytes) -> dict[str, Any]:
     try:
         record: dict[str, Any] = orjson.loads(line)
     except orjson.JSONDecodeError:  # Infinity and NaN, which Python writes although JSON does not have them
-        record = json.loads(line)
+        record = load_json(line)
     return record
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:
-    """Parse one line; return None if it is not a record."""
+    """Parse one line; return None if it is not a record, or if its step or time is not a number."""
     try:
         record: Any = parse_record(line)
     except ValueError:  # also raised for invalid UTF-8
         return None
-    return record if isinstance(record, dict) else None
+    if not isinstance(record, dict):
+        return None
+    is_valid = isinstance(record.get("step"), NUMBER) and isinstance(record.get("time_unix"), NUMBER)
+    return record if is_valid else None
 
 
 def drop_metrics_after(path: Path, step: int) -> int:
@@ -145,18 +166,47 @@ def drop_metrics_after(path: Path, step: int) -> int:
     dropped, size = 0, path.stat().st_size
     end = size
     for start, line in _lines_from_the_end(path):  # steps only grow
-        if line.endswith(b"\n") and parse_record(line)["step"] <= step:
+        found = (parse_line(line) or {}).get("step") if line.endswith(b"\n") else None
+        if isinstance(found, int) and found <= step:
             break
         dropped, end = dropped + 1, start
     if end != size:
-        os.truncate(path, end)
+        with open(path, "ab", opener=open_own) as file:
+            file.truncate(end)
     return dropped
 
 
 def last_outcome(folder: RunFolder) -> str | None:
     """Return the last outcome that the run has recorded, None if there is none.
 
-    `started`: it runs, or died. `stopped`: a planned stop. `requeue`: a requested stop. `done`: finished.
+    `started`: it runs, or died. `stopped`: a planned stop. `requeue`: a requested stop. `done`: finished. `failed`: an
+    error.
     """
-    outcomes = [record["event"] for record in read_records(folder.events) if record["event"] in OUTCOMES]
+    outcomes = [record["event"] for record in read_records(folder.events) if record.get("event") in OUTCOMES]
     return outcomes[-1] if outcomes else None
+
+
+def count_events(folder: RunFolder) -> int:
+    """Return the number of events so far; those of a launch come after them."""
+    return sum(1 for _ in read_records(folder.events))
+
+
+def record_failure(folder: RunFolder, reason: str, events_before: int = 0, is_cause: bool = True) -> None:
+    """Append the event `failed`, unless the run has recorded its end or this failure.
+
+    `events_before`: number of events before this launch, which are not its own. If it has not started the run, the end
+    of an earlier one is not known. `is_cause`: if not, a failure that the run has recorded says more than this reason.
+    """
+    last: dict[str, Any] = {}
+    has_started = False
+    for record in islice(read_records(folder.events), events_before, None):
+        if record.get("event") in (*OUTCOMES, "fault"):
+            last = record
+        has_started |= record.get("event") == "started"
+    unfinished = ("started", "fault", "failed") if is_cause and reason != NO_END else ("started",)
+    if not has_started or last.get("event") not in unfinished or last.get("reason") == reason:
+        return
+    record = last_record(folder.metrics) or {}
+    writer = RunWriter(folder)
+    writer.event("failed", step=record.get("step", last.get("step")), reason=reason)
+    writer.close()

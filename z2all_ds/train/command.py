@@ -3,19 +3,37 @@
 import os
 import signal
 import time
-from pathlib import Path
 
 from z2all_ds.base.accounting import count_parameters
 from z2all_ds.base.atomic import explain_disk_errors
 from z2all_ds.base.config import RunConfig, anchored
 from z2all_ds.base.console import say
-from z2all_ds.base.errors import EXIT_REQUEUE, ClusterError, ConfigError
-from z2all_ds.base.fault_records import HANG, KILLED, OUT_OF_MEMORY, first_fault, forget_faults, read_faults
+from z2all_ds.base.errors import (
+    EXIT_REQUEUE,
+    CheckpointError,
+    ClusterError,
+    ConfigError,
+    DataError,
+    MachineError,
+    TrainingError,
+)
+from z2all_ds.base.fault_records import (
+    HANG,
+    KILLED,
+    OUT_OF_MEMORY,
+    Fault,
+    first_fault,
+    forget_faults,
+    name_launch,
+    read_faults,
+)
 from z2all_ds.base.machine import device_type, gpu_count, require_free_disk
+from z2all_ds.base.paths import full_path
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint import memory
-from z2all_ds.track.writer import last_outcome
-from z2all_ds.train.inputs import check_data
+from z2all_ds.checkpoint.layout import asked_checkpoint
+from z2all_ds.track.writer import count_events, last_outcome, record_failure
+from z2all_ds.train.inputs import check_data, require_folders
 from z2all_ds.train.processes import flight_recorder
 from z2all_ds.train.processes.local_ranks import (
     LocalCommand,
@@ -25,11 +43,13 @@ from z2all_ds.train.processes.local_ranks import (
     run_local_ranks,
 )
 from z2all_ds.train.processes.startup import ASKED_VARIABLE
-from z2all_ds.train.processes.stopping import stop_on_signals
+from z2all_ds.train.processes.stopping import requeue_on_signals, stop_on_signals
 from z2all_ds.zero.ds_config import resolve
-from z2all_ds.zero.first_weights import first_weights
+from z2all_ds.zero.first_weights import first_weights, is_new_run
 from z2all_ds.zero.offload_disk import require_disk
 from z2all_ds.zero.op_builds import needed_ops, prebuild
+
+ERRORS_OF_RANKS = (ConfigError, DataError, CheckpointError, ClusterError, MachineError, TrainingError)
 
 
 class RanksFailed(ClusterError):
@@ -53,17 +73,29 @@ def train_on_this_machine(
     Does not return after a stop request: Ctrl-C raises KeyboardInterrupt, others exit with EXIT_REQUEUE.
     """
     asked = {ASKED_VARIABLE: str(time.monotonic())}
-    run = anchored(run)
-    ranks = default_ranks() if ranks is None else ranks
-    check_before_launch(run, ranks, resume)
-    folder = RunFolder(Path(run.run_dir).expanduser().resolve())
+    with requeue_on_signals():
+        run = anchored(run)
+        ranks = default_ranks() if ranks is None else ranks
+        check_before_launch(run, ranks, resume)
+        folder = RunFolder(full_path(run.run_dir))
+        with folder.launching():
+            return _train(run, folder, ranks, resume, command, asked)
+
+
+def _train(
+    run: RunConfig, folder: RunFolder, ranks: int, resume: str, command: LocalCommand, asked: dict[str, str]
+) -> str:
+    """Start the ranks and wait for their end."""
     arguments = rank_arguments(run, resume)
     forget_faults(folder)
+    name_launch()
+    events_before = count_events(folder)
     try:
         with stop_on_signals(folder) as signals:
             code = run_local_ranks(arguments, ranks, folder.root / "logs" / "launcher.log", command, asked)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         memory.remove_snapshots(folder)  # ended by the user, not by a crash: the snapshots are not needed
+        record_failure(folder, f"ended at once by a second signal, {interrupt}", events_before)
         raise
     outcome = last_outcome(folder)
     on_request = outcome == "requeue" and code == EXIT_REQUEUE
@@ -71,10 +103,13 @@ def train_on_this_machine(
         for line in flight_recorder.unfinished_lines(folder):
             say(line)
         # Exit codes of launchers are not reliable: 0 without a recorded outcome is a failure too.
+        rule = f"stopped with exit code {code}{_kind(code)}" if code else "ended without a recorded outcome"
+        fault = first_fault(read_faults(folder))
+        record_failure(folder, fault.line if fault else rule, events_before, is_cause=fault is not None)
         raise RanksFailed(
             f"training in {folder.root}",
-            f"ended with code {code} and did not record that it is done{_fault_suffix(folder)}",
-            f"See {folder.root / 'logs'}; the same command resumes from the last checkpoint.",
+            rule + _suffix(fault),
+            f"See the lines above and {folder.root / 'logs'}; the same command resumes from the last checkpoint.",
             code or ClusterError.exit_code,
         )
     if signals.received == signal.SIGINT:
@@ -85,17 +120,25 @@ def train_on_this_machine(
     return outcome
 
 
-def _fault_suffix(folder: RunFolder) -> str:
-    """Return the first fault as a suffix, if the rank could not report it itself."""
-    fault = first_fault(read_faults(folder))
+def _kind(code: int) -> str:
+    """Return the kind of error that has this exit code."""
+    kinds = {kind.exit_code: kind.__name__.removesuffix("Error").lower() for kind in ERRORS_OF_RANKS}
+    return f" ({kinds[code]} error)" if code in kinds else ""
+
+
+def _suffix(fault: Fault | None) -> str:
+    """Return the fault as a suffix, if the rank could not report it itself."""
     return f" ({fault.line})" if fault and fault.kind in (KILLED, HANG, OUT_OF_MEMORY) else ""
 
 
 def check_before_launch(run: RunConfig, ranks: int, resume: str) -> None:
-    """Run every check that is possible before torch is loaded; then build the ops."""
+    """Run every check that is possible before torch is loaded, in the order in which a person fixes what they report;
+    then build the ops."""
+    require_folders(run)
     check_ranks(ranks, gpu_count())
     resolved = resolve(run, ranks, device_type())
-    check_data(run, ranks)
+    check_data(run, ranks, is_new_run(run, resume))
+    asked_checkpoint(RunFolder(full_path(run.run_dir)).checkpoints, resume, verify_checksums=False)
     first_weights(run, resume)
     check_run_folder(run)
     require_disk(resolved)
@@ -103,9 +146,11 @@ def check_before_launch(run: RunConfig, ranks: int, resume: str) -> None:
 
 
 def check_run_folder(run: RunConfig) -> None:
-    """Check that it is writable and that a checkpoint fits: fp32 weights and two moments, bf16 weights, headers."""
-    folder = Path(run.run_dir).expanduser().resolve()
-    require_free_disk(folder, 16 * count_parameters(run.model.shape).total, "a checkpoint of this model")
+    """Check that it is writable and, if the run saves, that a checkpoint fits: fp32 weights and two moments, bf16
+    weights, headers."""
+    folder = full_path(run.run_dir)
+    if run.writes_checkpoints:
+        require_free_disk(folder, 16 * count_parameters(run.model.shape).total, "a checkpoint of this model")
     with explain_disk_errors(folder):
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -2,41 +2,23 @@
 saved and again after it is loaded.
 
 It detects lost, mixed-up or rounded weights, different positions and different ops, but not a changed optimizer state.
-The tokens are random with a fixed seed, so no training data is needed.
 """
 
-import math
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
 from z2all_ds.base.errors import CheckpointError
+from z2all_ds.checkpoint.fixed_tokens import Probe, fixed_tokens
 
-SEED = 20240229
-MOST_TOKENS = 256
-"""Small, so that it fits even if the memory is nearly full."""
 FP32_TOLERANCE = 1e-6
 SIXTEEN_BIT_TOLERANCE = 2e-3
 """If either run computes in 16 bits."""
 
 
-@dataclass(frozen=True)
-class Probe:
-    """A loss, and the conditions it was measured under."""
-
-    tokens: int
-    dtype: str
-    loss: float
-
-    def as_record(self) -> dict[str, Any]:
-        return asdict(self)
-
-
 def measure(engine: Any, tokens: int, dtype: str) -> Probe:
     """Run one forward pass, the same on all ranks, without side effects. Collective."""
-    generator = torch.Generator().manual_seed(SEED)
-    ids = torch.randint(engine.module.config.vocab_size, (1, tokens + 1), generator=generator).to(engine.device)
+    ids = fixed_tokens(engine.module.config.vocab_size, tokens).to(engine.device)
     positions = torch.arange(tokens, device=engine.device)[None]
     engine.eval()
     try:
@@ -50,8 +32,8 @@ def measure(engine: Any, tokens: int, dtype: str) -> Probe:
 def require_continuity(saved: Probe, now: Probe, checkpoint: str) -> float:
     """Return the relative difference of the loss; raise if it is too large."""
     allowed = FP32_TOLERANCE if saved.dtype == now.dtype == "fp32" else SIXTEEN_BIT_TOLERANCE
-    off = abs(now.loss - saved.loss) / abs(saved.loss)
-    if math.isfinite(off) and off <= allowed:
+    off = saved.difference(now.loss)
+    if off <= allowed:
         return off
     raise CheckpointError(
         f"{checkpoint}: a loss of {now.loss:.7g}",

@@ -27,7 +27,7 @@ class ForwardPass:
             position_ids=batch["position_ids"],
             document_ids=batch["document_ids"] if self._document_mask else None,
             cu_seqlens=batch.get("cu_seqlens"),
-            next_tokens=batch["labels"],
+            next_tokens=batch["next_tokens"],
         )
 
     def losses(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:

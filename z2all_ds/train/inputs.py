@@ -1,15 +1,14 @@
 """The inputs of a run, checked together without torch: before the launch by one process, then by every rank."""
 
+from pathlib import Path
 from typing import NamedTuple
 
 from z2all_ds.base.config import RunConfig
 from z2all_ds.base.config.stages import run_stages
-from z2all_ds.base.errors import ConfigError
-from z2all_ds.data.data_plan import open_documents
+from z2all_ds.base.errors import ConfigError, DataError
+from z2all_ds.data.data_plan import DataPlan, open_documents
 from z2all_ds.data.documents import Documents
-from z2all_ds.data.run_spec import corpus_location, open_tokenizer, stream_spec
-from z2all_ds.data.stages import Schedule
-from z2all_ds.data.state import divisors
+from z2all_ds.data.run_spec import check_vocabulary, corpus_location, load_run_tokenizer, stream_spec
 from z2all_ds.evaluate.probe_rows import EncodedProbe, encode_probes
 from z2all_ds.evaluate.probes import load_probes
 from z2all_ds.tokenizer.tokenization_z2all import Z2allTokenizer
@@ -24,25 +23,41 @@ class RunData(NamedTuple):
     """For validation, if configured."""
 
 
-def check_data(run: RunConfig, world_size: int) -> RunData:
-    """Open and check corpus, mixture, lanes, held-out samples, probes and tokenizer; errors are one line."""
-    spec, tokenizer = stream_spec(run), open_tokenizer(run)
-    documents = open_documents(spec.corpus_dir, tokenizer)
-    sizes = {name: domain.num_bytes for name, domain in documents.domains.items()}
-    schedule = Schedule(spec.stages, spec.skip, sizes, spec.num_lanes, spec.seed)
-    if run.num_lanes % world_size:
-        raise ConfigError(
-            f"ranks={world_size}",
-            f"must divide the {run.num_lanes} lanes of the data order (data.num_lanes)",
-            f"Use one of {', '.join(map(str, divisors(run.num_lanes)))} ranks.",
-        )
-    schedule.check_world_size(world_size)
+def require_folders(run: RunConfig) -> None:
+    """Check that corpus and tokenizer are given and exist, in the order in which they are made. Before all else: what
+    is wrong with the other settings matters only to a run that has data."""
+    made_by = {"corpus": "z2all corpus build", "tokenizer": "z2all tokenizer train"}
+    for name, verb in made_by.items():
+        path = getattr(run.data, name)
+        if not path:
+            raise ConfigError(f"data.{name}", "is not set", f"Give its folder: data.{name}=PATH (made by `{verb}`).")
+        location = corpus_location(path)
+        if isinstance(location, Path) and not location.exists():
+            raise DataError(f"data.{name}={path}", "no such folder", f"Correct the path, or make it with `{verb}`.")
+
+
+def check_data(run: RunConfig, world_size: int, is_new: bool = True) -> RunData:
+    """Open and check corpus, mixture, lanes, held-out samples, probes and tokenizer; errors are one line.
+
+    `is_new`: if not, ranges and stages are checked when the checkpoint is loaded, from its position on.
+    """
+    spec, tokenizer = stream_spec(run), load_run_tokenizer(run)
+    documents = open_documents(spec.corpus_dir, tokenizer, spec.on_bad_record, spec.verify_shards)
+    check_vocabulary(run, tokenizer)  # after the corpus: a missing one is to be reported first
+    plan = DataPlan.open(spec, tokenizer, documents)
+    if world_size > run.num_lanes:
+        rule = f"must be at most the {run.num_lanes} lanes of the data order (data.num_lanes)"
+        raise ConfigError(f"ranks={world_size}", rule, f"Use at most {run.num_lanes} ranks.")
+    if is_new:
+        plan.schedule.check_world_size(world_size)
     held_out = None
     if run.validation.corpus:
         validation_batches(run, world_size)
-        held_out = open_documents(corpus_location(run.validation.corpus), tokenizer)
+        location = corpus_location(run.validation.corpus)
+        held_out = open_documents(location, tokenizer, spec.on_bad_record, spec.verify_shards)
     if run.probes.file:
         probes_asked(run, tokenizer)
+    plan.prepare()  # it may take a minute, here once for all ranks
     return RunData(tokenizer, documents, held_out)
 
 

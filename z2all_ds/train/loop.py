@@ -5,9 +5,9 @@ import time
 
 import torch
 
-from z2all_ds.base.config.stages import RunStage, stage_at, tokens_seen
+from z2all_ds.base.config.stages import RunStage, stage_at
 from z2all_ds.base.errors import TrainingError
-from z2all_ds.track.fields import TOKENS_PREFIX
+from z2all_ds.track.fields import BAD_RECORDS_PREFIX, TOKENS_PREFIX
 from z2all_ds.train.context import TrainContext
 from z2all_ds.train.guard.guarded_steps import StepFigures
 from z2all_ds.train.hooks.hook import Step
@@ -18,6 +18,7 @@ from z2all_ds.train.meters.time_split import TimeSplit
 from z2all_ds.train.processes.lost_peer import defer_peer_errors, leave_together
 from z2all_ds.train.schedules import learning_rate
 from z2all_ds.zero.engine import set_learning_rate
+from z2all_ds.zero.process_group import from_rank_0
 from z2all_ds.zero.stage_start import begin_stage
 
 WORDS = {"done": "done", "stopped": "planned stop", "requeue": "stopped on request"}
@@ -46,11 +47,13 @@ class Trainer:
     def run_steps(self) -> str:
         """Train up to the last step and save checkpoints. Return `done`, `stopped` (as planned) or `requeue`."""
         train, state = self.run.train, self.state
-        last_step = min(train.steps, train.stop_at_step or train.steps)
+        last_step = train.last_step
         stage: RunStage | None = None
         meters = self._meters()
         for hook in self.hooks:
             hook.on_start()
+        if state.step < last_step and from_rank_0(self.context.folder.stop_request.exists()):
+            return self._stop_on_request()  # asked for before the first step: there is nothing new to save
         while state.step < last_step:
             if stage is not stage_at(state.stages, state.step):
                 stage = self._begin_stage(meters)
@@ -64,18 +67,25 @@ class Trainer:
             self._record(step, meters)
             for hook in self.hooks:
                 hook.after_record(step)
+            asked_to_stop = self.context.channel_loss.flag_was_raised
             if state.step != step.number:  # a hook rolled back to a checkpoint
+                if asked_to_stop:
+                    return self._stop_on_request()
                 stage, meters = None, self._meters()
                 continue
-            asked_to_stop = self.context.channel_loss.flag_was_raised
             state.after_step(step.figures.taken)
             self._save(step, is_last=state.step == last_step or asked_to_stop)
             if asked_to_stop and state.step < last_step:
-                self.context.folder.stop_request.unlink(missing_ok=True)
-                return self._end("requeue")
+                return self._stop_on_request()
         if state.is_only_in_memory and self.run.checkpoint.at_end:
             self.checkpoint_seconds += state.save(wait=True)  # the last step was saved, but not written to disk
         return self._end("done" if state.step >= train.steps else "stopped")
+
+    def _stop_on_request(self) -> str:
+        self.context.folder.stop_request.unlink(missing_ok=True)
+        if self.state.is_only_in_memory and self.run.checkpoint.at_end:
+            self.checkpoint_seconds += self.state.save(wait=True)
+        return self._end("requeue")
 
     def _meters(self) -> Meters:
         backends = {choice.op: choice.backend for choice in self.engine.module.ops.choices}
@@ -101,6 +111,7 @@ class Trainer:
         for _ in range(self.engine.gradient_accumulation_steps()):
             batch = next(self.context.loader)
             self.time_split.done("data_wait")
+            self.context.channel_loss.add_bad_records(self.context.loader.stream.take_bad_records())
             self._micro_step(batch)
             self.context.progress.beat(self.state.step)
         self.state.step += 1
@@ -109,7 +120,7 @@ class Trainer:
     def _micro_step(self, batch: dict[str, torch.Tensor]) -> None:
         batch = self.context.forward.to_device(batch)
         outputs = self.context.forward(batch)
-        self.context.channel_loss.add(outputs.losses, batch["labels"], batch["domain_ids"])
+        self.context.channel_loss.add(outputs.losses, batch["next_tokens"], batch["domain_ids"])
         self.time_split.done("forward")
         # The loss is divided by all positions, not by the counted ones: a constant, so that the gradient of a step
         # does not depend on how its samples are distributed over ranks and micro-batches.
@@ -130,13 +141,14 @@ class Trainer:
         self.recorder.metric(
             {
                 "step": step.number,
-                "tokens_seen": tokens_seen(self.state.stages, step.number),
+                "tokens_seen": self.state.tokens_seen(step.number),
                 "data_position": self.context.loader.stream.position,
                 "loss": None,
                 "grad_norm": None,
                 **finite,
                 **perplexities("", figures.loss, figures.per_domain),
                 **{TOKENS_PREFIX + name: count for name, count in channel_loss.tokens.items()},
+                **{BAD_RECORDS_PREFIX + name: count for name, count in channel_loss.bad_records.items()},
                 **step.record,
                 "lr": step.lr,
                 "step_taken": figures.taken,

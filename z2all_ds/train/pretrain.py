@@ -10,23 +10,26 @@ import os
 import socket
 import sys
 import traceback
-from pathlib import Path
+from typing import NoReturn
 
 from z2all_ds.base.config import RunConfig, anchored, load_run_config
+from z2all_ds.base.config.explain import refuse_option
+from z2all_ds.base.console import say
 from z2all_ds.base.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, EXIT_REQUEUE, ConfigError, Z2allError
 from z2all_ds.base.fault_records import BUG, LOST_PEER, OUT_OF_MEMORY, Fault, family_of, forget_fault, write_fault
-from z2all_ds.base.machine import device_type
+from z2all_ds.base.machine import device_type, set_compile_cache
 from z2all_ds.base.parent_watch import follow_owner
+from z2all_ds.base.paths import explain_system_errors, full_path
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.base.world import World
-from z2all_ds.train.inputs import check_data
+from z2all_ds.train.inputs import check_data, require_folders
 from z2all_ds.train.processes.logs import RankOutput
 from z2all_ds.train.processes.lost_peer import LostPeer
 from z2all_ds.train.processes.progress import Progress
 from z2all_ds.train.processes.startup import Startup
 from z2all_ds.train.rank import Inputs, Rank, train_rank
 from z2all_ds.zero.ds_config import resolve
-from z2all_ds.zero.first_weights import first_weights
+from z2all_ds.zero.first_weights import first_weights, is_new_run
 from z2all_ds.zero.offload_disk import require_disk
 
 
@@ -35,8 +38,12 @@ def main(arguments: list[str] | None = None) -> int:
     startup = Startup()
     options, run = parse(sys.argv[1:] if arguments is None else arguments)
     world = World.take_from_environment()
-    folder = RunFolder(Path(run.run_dir).expanduser().resolve())
-    output = RankOutput(folder, world)
+    folder = RunFolder(full_path(run.run_dir))
+    try:
+        output = RankOutput(folder, world)
+    except ConfigError as error:
+        say(f"{type(error).__name__}: {error}")
+        return error.exit_code
     follow_owner()
     lock, inputs, progress = None, None, None
     try:
@@ -45,12 +52,15 @@ def main(arguments: list[str] | None = None) -> int:
         progress = Progress(folder, world, run.train.hang_seconds)
         startup.on_phase = progress.beat
         startup.done("imports")
-        inputs = check_inputs(run, world, options.resume)
+        set_compile_cache()  # for launchers that give ranks no environment of this machine: pdsh, mpirun
+        with explain_system_errors():
+            inputs = check_inputs(run, world, options.resume)
         startup.done("data")
         outcome = train_rank(Rank(run, options.resume, folder, world, inputs, output, startup, progress))
     except Z2allError as error:
         kind = LOST_PEER if isinstance(error, LostPeer) else family_of(error)
-        leave_fault(folder, world, kind, f"{type(error).__name__}: {error}", error.exit_code)
+        if lock is not None or not world.is_main:  # otherwise the folder belongs to the job that holds the lock
+            leave_fault(folder, world, kind, f"{type(error).__name__}: {error}", error.exit_code)
         # A user's mistake is the same on all ranks: rank 0 reports it. Missing files are missing for all ranks of a
         # machine: its first rank reports them. Later errors of one rank (its shard, its disk) are reported by itself.
         speaks = (world.local_rank == 0 or inputs is not None) and not isinstance(error, ConfigError)
@@ -85,26 +95,38 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, RunConfig]:
     parser.add_argument("--resume", default="auto", help="auto, never, or the path of a checkpoint")
     parser.add_argument("--local_rank", type=int, default=None, help=argparse.SUPPRESS)
     parser.add_argument("overrides", nargs="*", help="section.key=value")
-    options = parser.parse_args(arguments)
+    options, unknown = parser.parse_known_args(arguments)
     overrides = [*options.overrides, *([f"deepspeed={options.deepspeed}"] if options.deepspeed else [])]
     try:
+        for option in unknown:
+            refuse_option(option.partition("=")[0], arguments)
+            raise ConfigError(f"argument {option!r}", "is not one of `z2all train`", "See `z2all train --help`.")
         return options, anchored(load_run_config(options.config, overrides))
     except Z2allError as error:
         if os.environ.get("RANK", "0") == "0":
-            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            say(f"{type(error).__name__}: {error}")
         raise SystemExit(error.exit_code) from None
 
 
 def check_inputs(run: RunConfig, world: World, resume: str) -> Inputs:
     """Check all inputs; mistakes end the run here, on all ranks at once."""
+    require_folders(run)
     expected = device_type()
     resolved = resolve(run, world.world_size, expected)
     require_disk(resolved)
-    data = check_data(run, world.world_size)
+    data = check_data(run, world.world_size, is_new_run(run, resume))
     return Inputs(expected, resolved, data, first_weights(run, resume))
 
 
-if __name__ == "__main__":
+def run() -> NoReturn:
+    """Run a rank and exit. After a success, leave the process group first: its threads may abort an exiting process."""
     code = main()
     logging.shutdown()
+    distributed = sys.modules.get("torch.distributed")
+    if distributed and code in (EXIT_OK, EXIT_REQUEUE) and distributed.is_initialized():
+        distributed.destroy_process_group()
     sys.exit(code)
+
+
+if __name__ == "__main__":
+    run()

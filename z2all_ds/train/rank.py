@@ -22,8 +22,9 @@ from z2all_ds.train.processes.progress import Progress
 from z2all_ds.train.processes.startup import Startup
 from z2all_ds.train.speed import determinism
 from z2all_ds.train.speed.unused_libraries import left_unloaded
+from z2all_ds.train.summary import ops_lines, start_lines
 from z2all_ds.zero.ds_config import ResolvedDeepSpeed, resolve
-from z2all_ds.zero.first_weights import FirstWeights, load_first_weights
+from z2all_ds.zero.first_weights import FirstWeights, is_new_run, load_first_weights
 
 
 class Inputs(NamedTuple):
@@ -60,20 +61,28 @@ def train_rank(rank: Rank) -> str:
         from z2all_ds.zero import engine as ds  # noqa: F401  the rest below finds it loaded
     rank.startup.done("imports")
     data, world = rank.inputs.data, rank.world
-    stream = PackedStream(stream_spec(rank.run), data.tokenizer, world.rank, world.world_size, data.documents)
+    resumes = not is_new_run(rank.run, rank.resume)
+    stream = PackedStream(stream_spec(rank.run), data.tokenizer, world.rank, world.world_size, data.documents, resumes)
     rank.startup.done("data")
     device, resolved = take_device(rank)
     engine, ops = build_engine(rank, device, resolved)
     trainer = build_trainer(rank, resolved, engine, ops, stream)
+    if world.is_main:
+        shares = [stage.shares for stage in stream.plan.schedule.stages]
+        for line in start_lines(rank.run, world.world_size, run_stages(rank.run), shares, data):
+            rank.output.say(line)
+        trainer.state.on_accepted = lambda: write_run_files(rank, resolved, device, ops)
     try:
         trainer.restore(rank.resume)
         rank.startup.done("restore")
+        for line in stream.plan.describe_shares():
+            rank.output.say(line)
         outcome: str = trainer.run_steps()
         return outcome
-    except ClusterError:  # another rank is gone, and its part of a save too
-        raise
-    except Exception:
-        trainer.state.let_saves_arrive()
+    except Exception as error:
+        if not isinstance(error, ClusterError):  # otherwise another rank is gone, and its part of a save too
+            trainer.state.let_saves_arrive()
+        trainer.recorder.fail(trainer.state.step, error)
         raise
     finally:
         trainer.close()
@@ -120,21 +129,13 @@ def build_engine(rank: Rank, device: Any, resolved: ResolvedDeepSpeed) -> tuple[
     startup.done("process_group")
     situation = Situation(device.type, resolved.dtype, run.model.shape.head_dim)
     ops = (ops_to_compile if compiled else resolve_ops)(run.ops.model_dump(), situation)
-    for choice in ops.choices:
-        say(f"op {choice.op}: {choice.backend} ({choice.reason})")
+    for line in ops_lines(ops.choices, run.ops.model_dump(), device.type == "cpu"):
+        say(line)
     say(f"optimizer: {resolved.optimizer.kind} ({resolved.optimizer.reason})")
     seed_everything(run.train.seed)
     config = Z2allConfig.from_section(run.model, **rank.inputs.data.tokenizer.model_token_ids)
     model = ds.build_model(lambda: Z2allForCausalLM(config, ops), run, resolved, device)
     set_recompute(model, run.train.activation_checkpointing, run.train.recompute)
-    if rank.world.is_main:
-        facts = {
-            "device": ds.device_name(device),
-            "ops": [vars(choice) for choice in ops.choices],
-            "optimizer": vars(resolved.optimizer),
-            "dtypes": vars(resolved.dtypes),
-        }
-        write_run_files(run, rank.folder, resolved.config, facts, rank.world)
     startup.done("model")
     engine = ds.build_engine(model, run, resolved)
     ds.limit_waiting(run.train.hang_seconds)
@@ -170,7 +171,8 @@ def build_trainer(rank: Rank, resolved: ResolvedDeepSpeed, engine: Any, ops: Any
     if compiled:
         compile_layers(engine.module, ops, len(micro_batches), say)
     recorder = Recorder(run, rank.folder, world, rank.output, rank.startup)
-    channel_loss = ChannelLoss(stream.domain_names, engine.device, world)
+    skips = run.data.on_bad_record == "skip"
+    channel_loss = ChannelLoss(stream.domain_names, engine.device, world, counts_bad_records=skips)
     steps = GuardedSteps(engine, channel_loss, run.guard, scales_loss=resolved.dtype == "fp16")
     context = TrainContext(
         run=run,
@@ -192,14 +194,15 @@ def build_trainer(rank: Rank, resolved: ResolvedDeepSpeed, engine: Any, ops: Any
     return trainer
 
 
-def write_run_files(
-    run: RunConfig, folder: RunFolder, ds_config: dict[str, Any], facts: dict[str, Any], world: World
-) -> None:
-    """Write the resolved inputs of the run into its folder."""
+def write_run_files(rank: Rank, resolved: ResolvedDeepSpeed, device: Any, ops: Any) -> None:
+    """Write the resolved inputs of an accepted run into its folder."""
     import importlib.metadata
 
-    write_whole(folder.config, dump_yaml(run))
-    write_whole(folder.ds_config, json.dumps(ds_config, indent=2))
+    from z2all_ds.zero.engine import device_name
+
+    folder = rank.folder
+    write_whole(folder.config, dump_yaml(rank.run))
+    write_whole(folder.ds_config, json.dumps(resolved.config, indent=2))
     packages = ("z2all_ds", "torch", "deepspeed", "transformers", "tokenizers", "numpy")
     versions = {}
     for name in packages:
@@ -210,8 +213,11 @@ def write_run_files(
     environment = {
         "python": platform.python_version(),
         "machine": platform.machine(),
-        "world_size": world.world_size,
+        "world_size": rank.world.world_size,
         "packages": versions,
-        **facts,
+        "device": device_name(device),
+        "ops": [vars(choice) for choice in ops.choices],
+        "optimizer": vars(resolved.optimizer),
+        "dtypes": vars(resolved.dtypes),
     }
     write_whole(folder.environment, json.dumps(environment, indent=2))

@@ -17,10 +17,11 @@ from z2all_ds.data.trace import drop_states_after, keep_state
 from z2all_ds.track.goodput import goodput_so_far
 from z2all_ds.track.live import LivePanel
 from z2all_ds.track.sinks.feed import SinkFeed
-from z2all_ds.track.writer import RunWriter, drop_metrics_after
+from z2all_ds.track.writer import NO_END, RunWriter, drop_metrics_after, read_records, record_failure
 from z2all_ds.train.meters.channel_loss import RankCost
 from z2all_ds.train.processes.logs import RankOutput
 from z2all_ds.train.processes.startup import Startup
+from z2all_ds.train.summary import end_lines
 
 HEALTH_EVERY_SECONDS = 10.0
 
@@ -39,6 +40,8 @@ class Recorder:
         self._health_written = -HEALTH_EVERY_SECONDS
 
     def begin(self, step: int, **facts: Any) -> None:
+        if self._writes:
+            record_failure(self._folder, NO_END)  # of the process before, which could not do it
         dropped = self._open_after(step)
         if self._run.track.panel == "auto":
             self._panel = self._output.show_panel(self._folder.root.name, self._run.train.steps, step)
@@ -120,7 +123,14 @@ class Recorder:
             self.say(used.line())
         else:
             self.event(outcome, step=step)
+        if self._writer:
+            for line in end_lines(self._run, self._folder, read_records(self._folder.metrics), outcome):
+                self.say(line)
         self.say(f"{words} at step {step}")
+
+    def fail(self, step: int, error: BaseException) -> None:
+        """Record why the run ends; without an effect before `begin`."""
+        self.event("failed", step=step, reason=" ".join(f"{type(error).__name__}: {error}".split()))
 
     def close(self, waits_for_sinks: bool, beat: Callable[[], None]) -> None:
         """Close the files. After an error, do not wait for the sinks: the error must be reported first."""

@@ -4,19 +4,21 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from z2all_ds.base.config import RunConfig
-from z2all_ds.base.config.stages import RunStage, run_stages, stage_at
+from z2all_ds.base.config.stages import RunStage, run_stages, stage_at, tokens_seen
 from z2all_ds.base.errors import CheckpointError
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.base.world import World
 from z2all_ds.checkpoint import layout
+from z2all_ds.checkpoint.fixed_tokens import FP8, MOST_TOKENS, PROBE, stored_probe
 from z2all_ds.checkpoint.retention import VALIDATION_LOSS, held
+from z2all_ds.checkpoint.settings import changed_settings, recorded_settings
 from z2all_ds.data import BatchLoader, StreamState, merge_states
+from z2all_ds.data.state import data_changes
 from z2all_ds.evaluate.probes import load_probes
-from z2all_ds.train.continuity import MOST_TOKENS, Probe, measure, require_continuity
+from z2all_ds.train.continuity import measure, require_continuity
 from z2all_ds.train.guard.spike_guard import SpikeGuard
 from z2all_ds.train.recorder import Recorder
 from z2all_ds.train.schedules import check_no_jump, rates_around
@@ -52,6 +54,10 @@ class RunState:
         self._manager = CheckpointManager(folder, run.checkpoint, world, engine.device, recorder.say)
         self.on_checkpoint: Callable[[int, str], None] = lambda step, name: None
         """Called with step and name of each checkpoint that is complete on disk."""
+        self._more_tokens = 0
+        """Tokens seen in addition to those that the config gives: earlier steps had another batch."""
+        self.on_accepted: Callable[[], None] = lambda: None
+        """Called when a start is accepted, before anything of it is recorded."""
         self.is_only_in_memory = False
         """Whether the run started from an in-memory snapshot and has saved nothing since."""
         self._shape = {
@@ -61,25 +67,40 @@ class RunState:
             "dtype": resolved.dtype,
         }
 
+    def tokens_seen(self, step: int) -> int:
+        """Return the tokens of the first `step` steps, also if the batch has changed at a resume."""
+        return tokens_seen(self.stages, step) + self._more_tokens
+
     def resume(self, resume: str) -> None:
         """Restore the last checkpoint; with `auto` and no checkpoint, stay at step 0."""
-        checkpoints = self._folder.checkpoints
+        checkpoints, changes, data_changed = self._folder.checkpoints, {}, list[str]()
         checkpoint, lines = self._newest() if resume == "auto" else (self._asked_for(resume), [])
         for line in lines:
             self._recorder.say(line)
         if checkpoint:
+            changes = changed_settings(checkpoint, self._run, stage_at(self.stages, max(checkpoint.step - 1, 0)))
             jump = check_no_jump(checkpoint.trainer, checkpoint.step, self.stages, *self.rate_settings)
             if jump:
                 self._recorder.say(jump)
-            self._go_to(checkpoint, cast(StreamState, checkpoint.data_state))
+            data_state = cast(StreamState, checkpoint.data_state)
+            self._go_to(checkpoint, data_state)
+            data_changed = data_changes(data_state, self._loader.state_dict())
             proof = self._check_continuity(checkpoint)
             self._recorder.say(f"resumed from {checkpoint.name}{self._other_shape(checkpoint.trainer)}{proof}")
+            if changes:
+                described = (f"{name} {before} -> {now}" for name, (before, now) in changes.items())
+                self._recorder.say(f"settings changed since then: {', '.join(described)}")
+            if data_changed:
+                self._recorder.say(f"data changed since then: {'; '.join(data_changed)}")
         self._manager.begin_lineage(resumes_from_memory=self.is_only_in_memory)
         if self._world.is_main:
             checkpoints.mkdir(parents=True, exist_ok=True)
             for leftover in layout.remove_leftovers(checkpoints):
                 self._recorder.say(f"removed {leftover}: its save was not finished")
-        self._recorder.begin(self.step, **self._shape, deepspeed=self._resolved.name, **self._facts())
+        self.on_accepted()
+        changed = {"changed_settings": changes, "changed_data": data_changed}
+        facts = {**self._shape, **self._facts(), **{name: value for name, value in changed.items() if value}}
+        self._recorder.begin(self.step, deepspeed=self._resolved.name, **facts)
 
     def _facts(self) -> dict[str, Any]:
         """Return facts for the record of the start."""
@@ -105,13 +126,8 @@ class RunState:
         return on_disk, damaged
 
     def _asked_for(self, resume: str) -> layout.Checkpoint | None:
-        def find() -> layout.Checkpoint | None:
-            verify = self._run.checkpoint.verify_checksums
-            checkpoint = None if resume == "never" else layout.open_checkpoint(Path(resume), verify)
-            layout.require_no_later(self._folder.checkpoints, checkpoint.step if checkpoint else 0)
-            return checkpoint
-
-        return self._found_by_rank_0(find)
+        checkpoints, verify = self._folder.checkpoints, self._run.checkpoint.verify_checksums
+        return self._found_by_rank_0(lambda: layout.asked_checkpoint(checkpoints, resume, verify))
 
     def _found_by_rank_0(self, find: Callable[[], T]) -> T:
         """Call `find` on rank 0 only: checksums of whole checkpoints are compared once, not by every rank."""
@@ -128,10 +144,11 @@ class RunState:
         return cast(T, found)
 
     def _check_continuity(self, checkpoint: layout.Checkpoint) -> str:
-        if not self._run.checkpoint.check_continuity or "probe" not in checkpoint.trainer:
+        saved = stored_probe(checkpoint)
+        section = self._run.checkpoint
+        if saved is None or not section.check_continuity or section.allow_model_change:
             return ""
-        saved = Probe(**checkpoint.trainer["probe"])
-        off = require_continuity(saved, measure(self._engine, saved.tokens, self._resolved.dtype), checkpoint.name)
+        off = require_continuity(saved, measure(self._engine, saved.tokens, self._probe_dtype), checkpoint.name)
         return f"; its loss on fixed tokens differs by {off:.1e}"
 
     def _other_shape(self, saved: dict[str, Any]) -> str:
@@ -140,11 +157,13 @@ class RunState:
             return ""
         return f", saved by {saved['world_size']} ranks under {saved['deepspeed']} ({saved['dtype']})"
 
-    def roll_back(self, first_sample: int, end_sample: int) -> bool:
-        """Restore the newest checkpoint and skip these samples from there on. Return False if there is none."""
+    def roll_back(self, first_sample: int, end_sample: int, oldest_step: int = 0) -> bool:
+        """Restore the newest checkpoint and skip these samples from there on. Return False if there is none from
+        `oldest_step` on."""
         checkpoint, _ = self._newest()
-        if checkpoint is None:
+        if checkpoint is None or checkpoint.step < oldest_step:
             return False
+        self._guard.will_repeat(self.step - checkpoint.step)
         data_state = cast(StreamState, checkpoint.data_state)
         # Samples skipped since that checkpoint stay skipped.
         skipped_so_far = self._loader.state_dict()["skip"]
@@ -161,6 +180,8 @@ class RunState:
         self._loader.load_state_dict(data_state, allow_data_change=self._run.data.allow_change)
         self._guard.load_state_dict(checkpoint.trainer.get("guard", self._guard.state_dict()))
         self.step, self.is_only_in_memory = checkpoint.step, checkpoint.is_in_memory
+        by_config = tokens_seen(self.stages, self.step)
+        self._more_tokens = checkpoint.trainer.get("tokens_seen", by_config) - by_config
         begin_stage(self._stage_that_ended(), self._engine)
 
     def _stage_that_ended(self) -> RunStage:
@@ -209,18 +230,24 @@ class RunState:
     @property
     def _saves_on_the_way(self) -> bool:
         """Whether the run saves before its end; at the end, nothing can overlap with the write."""
-        checkpoint, train = self._run.checkpoint, self._run.train
-        last_step = min(train.steps, train.stop_at_step or train.steps)
-        return checkpoint.every_steps < last_step or checkpoint.snapshot_every > 0
+        checkpoint = self._run.checkpoint
+        return checkpoint.every_steps < self._run.train.last_step or checkpoint.snapshot_every > 0
+
+    @property
+    def _probe_dtype(self) -> str:
+        """Precision of the loss on fixed tokens: that of the products."""
+        return FP8 if self._run.ops.linear.startswith(FP8) else self._resolved.dtype
 
     def _trainer(self) -> dict[str, Any]:
         probe_tokens = min(self._stage_that_ended().sequence_length, MOST_TOKENS)
         return {
             **self._shape,
             "deepspeed": self._resolved.name,
+            "tokens_seen": self.tokens_seen(self.step),
+            **recorded_settings(self._run, self._stage_that_ended()),
             **rates_around(self.step, self.stages, *self.rate_settings),
             "guard": self._guard.state_dict(),
-            "probe": measure(self._engine, probe_tokens, self._resolved.dtype).as_record(),
+            PROBE: measure(self._engine, probe_tokens, self._probe_dtype).as_record(),
         }
 
     def of_all_ranks(self, data_state: StreamState) -> StreamState:

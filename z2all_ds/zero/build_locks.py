@@ -6,9 +6,17 @@ Only the operating system is queried; the holder of a lock is found through /pro
 import os
 import subprocess
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+BUILDERS = {
+    "deepspeed_shm_comm": "ShareMemCommBuilder",
+    "cpu_adam": "CPUAdamBuilder",
+    "fused_adam": "FusedAdamBuilder",
+    "async_io": "AsyncIOBuilder",
+}
+"""Op -> name of its DeepSpeed builder."""
 INVISIBLE_HOLDER_SECONDS = 15 * 60
 """A lock whose holder may be invisible counts as stale after this time; the slowest op takes minutes to build."""
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # a constant of the Linux kernel (PROC_PID_INIT_INO)
@@ -34,12 +42,12 @@ def find_locks(folder: str | os.PathLike[str]) -> list[BuildLock]:
     invisible (another host, container or user), in which case only the age of the lock counts.
     """
     found: dict[Path, tuple[os.stat_result, os.stat_result]] = {}
-    for pattern in ("lock", "*/lock", "*/*/lock"):  # an op's own folder, and one or two levels above it
-        for path in sorted(Path(folder).glob(pattern)):
-            try:
-                found[path] = (path.stat(), path.parent.stat())
-            except FileNotFoundError:  # released in the meantime
-                continue
+    for path in sorted(Path(folder).glob("*/lock")):
+        # torch writes build.ninja just after the lock. Other folders are not of torch, nor are their locks.
+        if path.parent.name not in BUILDERS and not (path.parent / "build.ninja").is_file():
+            continue
+        with suppress(FileNotFoundError):  # released in the meantime
+            found[path] = (path.stat(), path.parent.stat())
     if not found:
         return []
     # Locks first, holders second: the holder of any of these locks opened it before this check.

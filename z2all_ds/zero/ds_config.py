@@ -12,6 +12,7 @@ from typing import Any
 from z2all_ds.base.config import RunConfig
 from z2all_ds.base.config.stages import run_stages
 from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.paths import expanded
 from z2all_ds.zero.ds_json import load_ds_json, offload_device, zero_section
 from z2all_ds.zero.optimizers import KINDS, OptimizerChoice, OptimizerSituation, choose_optimizer
 
@@ -164,11 +165,11 @@ def _fill_in_nvme_path(config: dict[str, Any], run: RunConfig) -> None:
 
 
 def nvme_folder(run: RunConfig) -> Path:
-    run_dir = Path(run.run_dir).expanduser().absolute()
+    run_dir = expanded(run.run_dir).absolute()
     if not run.train.nvme_folder:
         return run_dir / "nvme"
     number = sha256(str(run_dir).encode()).hexdigest()[:8]
-    return Path(run.train.nvme_folder).expanduser().absolute() / f"{run_dir.name}-{number}"
+    return expanded(run.train.nvme_folder).absolute() / f"{run_dir.name}-{number}"
 
 
 def _effective_dtypes(config: dict[str, Any], dtype: str, world_size: int, bf16_master: bool) -> EffectiveDtypes:

@@ -12,6 +12,7 @@ from typing import Any
 
 from z2all_ds.base.errors import ConfigError
 from z2all_ds.base.resources import find_named_file
+from z2all_ds.base.storage.open_files import read_regular
 from z2all_ds.zero.ds_keys import FILLED_IN, KNOWN, NOT_HERE, REMOVED_IN_ZERO, REMOVED_TOP_LEVEL, RENAMED_IN_ZERO, Kind
 
 
@@ -49,8 +50,11 @@ def _read(path: Path) -> dict[str, Any]:
         return section
 
     try:
-        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=without_doubles)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        content = json.loads(read_regular(path), object_pairs_hook=without_doubles)
+    except OSError as error:
+        rule = f"cannot be read ({error.strerror})"
+        raise ConfigError(f"DeepSpeed JSON {path}", rule, "Use a readable file.") from None
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"DeepSpeed JSON {path}", f"not valid JSON ({error})", "Fix the file.") from None
     if not isinstance(content, dict):
         raise ConfigError(f"DeepSpeed JSON {path}", "must be one JSON object", "See ds_configs/zero2.json.")

@@ -68,6 +68,11 @@ NOT_HERE = {
     "zero_optimization.compute_grad_norm": "clipping and the metrics need the norm",
     "data_types.param_dtype": "bf16.enabled and fp16.enabled decide it",
     "checkpoint.writer": "DeepSpeed's writers lose data or write files that cannot be read",
+    "tensorboard": "track.tensorboard writes into the run folder",
+    "csv_monitor": "metrics.jsonl in the run folder has the same values",
+    "wandb": "track.wandb does the same in a separate process",
+    "comet": "metrics.jsonl in the run folder has the same values",
+    "flops_profiler.output_file": "the profile goes to the log in the run folder",
 }
 """Keys that DeepSpeed supports and this trainer does not, with the reason."""
 
@@ -109,8 +114,6 @@ _ZERO: dict[str, Kind] = {
     ),
 }
 
-_MONITOR = _keys(bool="enabled", text="output_path job_name")
-
 KNOWN: dict[str, Kind] = {
     "zero_optimization": _ZERO,
     "bf16": _keys(
@@ -137,15 +140,6 @@ KNOWN: dict[str, Kind] = {
         bool="enabled detailed",
         int="profile_step top_modules",
         number="recompute_fwd_factor module_depth",
-        text="output_file",
-    ),
-    "tensorboard": _MONITOR,
-    "csv_monitor": _MONITOR,
-    "wandb": _keys(bool="enabled", text="group team project"),
-    "comet": _keys(
-        bool="enabled online",
-        int="samples_log_interval",
-        text="project workspace api_key experiment_name experiment_key mode",
     ),
     "aio": _keys(positive="block_size queue_depth intra_op_parallelism", bool="single_submit overlap_events use_gds"),
     "checkpoint": {

@@ -4,16 +4,17 @@ Every rank reads the parameters it updates, one at a time, so no rank holds the 
 the full precision of the folder even if the model computes in 16 bits. Ignored when a run resumes from a checkpoint.
 """
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from z2all_ds.base.config import RunConfig
-from z2all_ds.base.llama_folder import LlamaFolder, tokens_in
+from z2all_ds.base.json_text import load_json
+from z2all_ds.base.llama_folder import LlamaFolder
+from z2all_ds.base.paths import expanded, full_path
 from z2all_ds.base.run_folder import RunFolder
-from z2all_ds.base.vocabulary_rows import VocabularyRows, match_rows
-from z2all_ds.checkpoint import layout, memory
+from z2all_ds.base.storage.open_files import read_regular
+from z2all_ds.base.vocabulary_rows import VocabularyRows, match_rows, tokens_in
+from z2all_ds.checkpoint import layout
 from z2all_ds.tokenizer.tokenization_z2all import TOKENIZER_FILE
 
 
@@ -31,18 +32,17 @@ def first_weights(run: RunConfig, resume: str) -> FirstWeights | None:
     folder = LlamaFolder(run.train.init_from)
     folder.require_same_model(run.model)
     folder.require_tensors()
-    ours = Path(run.data.tokenizer).expanduser() / TOKENIZER_FILE
-    tokens = tokens_in(json.loads(ours.read_text(encoding="utf-8")))
+    ours = expanded(run.data.tokenizer) / TOKENIZER_FILE
+    tokens = tokens_in(load_json(read_regular(ours)))
     return FirstWeights(folder, match_rows(tokens, run.model.vocab_size, folder.tokens, folder.vocab_size))
 
 
 def is_new_run(run: RunConfig, resume: str) -> bool:
-    """Return whether there is no checkpoint to resume from."""
+    """Return whether there is no checkpoint on disk to resume from. Snapshots in memory do not count: if they turn out
+    to be damaged, the run starts at step 0."""
     if resume != "auto":
         return resume == "never"
-    folder = RunFolder(Path(run.run_dir).expanduser().resolve())
-    line = memory.snapshot_folder(folder)
-    return not (layout.newest_step(folder.checkpoints) or (line and line.snapshots()))
+    return not layout.newest_step(RunFolder(full_path(run.run_dir)).checkpoints)
 
 
 def load_first_weights(engine: Any, found: FirstWeights | None, seed: int, say: Callable[[str], None]) -> None:

@@ -15,17 +15,9 @@ from z2all_ds.base.child_process import run_group
 from z2all_ds.base.console import heartbeat, human_seconds, say
 from z2all_ds.base.errors import MachineError
 from z2all_ds.base.parent_watch import follow_owner
-from z2all_ds.zero.build_locks import find_locks, remove_stale_locks
+from z2all_ds.zero.build_locks import BUILDERS, find_locks, remove_stale_locks
 from z2all_ds.zero.ds_config import ResolvedDeepSpeed
 from z2all_ds.zero.offload_disk import disk_folders, require_libaio
-
-BUILDERS = {
-    "deepspeed_shm_comm": "ShareMemCommBuilder",
-    "cpu_adam": "CPUAdamBuilder",
-    "fused_adam": "FusedAdamBuilder",
-    "async_io": "AsyncIOBuilder",
-}
-"""Op -> name of its DeepSpeed builder."""
 
 
 def needed_ops(resolved: ResolvedDeepSpeed, device_type: str) -> list[str]:

@@ -270,11 +270,17 @@ def test_a_schedule_by_tokens_survives_a_round_trip_through_yaml(tmp_path: Path)
         ("optimizer.lr=1e999", "optimizer.lr=inf: Input should be a finite number."),
         ("schedule.min_ratio=.nan", "schedule.min_ratio=nan: Input should be a finite number."),
         ("data.weights={code: .nan}", "data.weights.code=nan: Input should be a finite number."),
+        ("data.weights={code:1}", "data.weights: {code:1} has no value. Write {code: 1}, with a space."),
         ("optimizer.betas=[0.9]", "optimizer.betas.1="),
         ("optimizer.betas=[0.9, 1.0]", "optimizer.betas.1=1.0: Input should be less than 1."),
-        ("train.precision=fp8", "train.precision='fp8': Input should be 'auto', 'fp32' or 'bf16'."),
+        ("train.precision=fp8", "train.precision='fp8': must be auto, fp32 or bf16. Choose one of these."),
+        (
+            "train.precision=fp16",
+            "train.precision=fp16: fp16 needs a loss scale, which only a DeepSpeed JSON sets."
+            " Leave it out and set deepspeed=zero1_fp16",
+        ),
         ("run_dir={a: b}", "run_dir={'a': 'b'}: Input should be a valid string."),
-        ('track.wandb="a\\nb"', r"track.wandb='a\nb': Input should be 'disabled', 'auto', 'offline' or 'online'."),
+        ('track.wandb="a\\nb"', r"track.wandb='a\nb': must be disabled, auto, offline or online."),
         ("checkpoint.keep_last=1", "checkpoint.keep_last=1: Input should be greater than or equal to 2."),
         ("checkpoint.keep_every=-1", "checkpoint.keep_every=-1: Input should be greater than or equal to 0."),
         ("checkpoint.keep_best=2", "config: checkpoint.keep_best=2 must have a validation.corpus to rank checkpoints."),
@@ -297,7 +303,7 @@ def test_a_schedule_by_tokens_survives_a_round_trip_through_yaml(tmp_path: Path)
         ("stages=[long]", "stages.0='long': Input should be a valid dictionary."),
         ("stages={name: a}", "stages={'name': 'a'}: Input should be a valid list."),
         ("stages.0.steps=5", "stages={'0': {'steps': 5}}: Input should be a valid list."),
-        ("data.packing=worst_fit", "data.packing='worst_fit': Input should be 'cut' or 'best_fit'."),
+        ("data.packing=worst_fit", "data.packing='worst_fit': must be cut or best_fit."),
         ("data.num_workers=-1", "data.num_workers=-1: Input should be greater than or equal to 0."),
         ("data.skip_samples=[[8, 8]]", "config: data.skip_samples: [8, 8] must be ascending and not negative."),
         ("data.skip_samples=[[-8, 8]]", "config: data.skip_samples: [-8, 8] must be ascending and not negative."),
@@ -306,7 +312,7 @@ def test_a_schedule_by_tokens_survives_a_round_trip_through_yaml(tmp_path: Path)
         ("data.skip_samples=[[8, 16.5]]", "data.skip_samples.0.1=16.5: Input should be a valid integer"),
         ("train.steps", "override 'train.steps': must be section.key=value."),
         ("=5", "override '=5': must be section.key=value."),
-        ("run_dir=[a", "override 'run_dir=[a': value is not valid YAML."),
+        ("run_dir=[a", "override 'run_dir=[a': value is not valid YAML ("),
         ("tra\nin.steps=1", "tra in: no such setting. Did you mean train?"),
         ("preset=z2all_2b", "preset 'z2all_2b': neither a file nor one of the shipped ones ("),
     ],
@@ -336,9 +342,9 @@ def test_a_file_that_is_not_a_config_is_refused(content: bytes, rule: str, tmp_p
     assert refusal(str(path)).startswith(f"{path}: {rule}")
 
 
-@pytest.mark.parametrize("content", ["1: 2\n", "null: 2\n", "train: {1: 2}\n", "2023-01-01: x\n", "train:\n"])
+@pytest.mark.parametrize("content", ["1: 2\n", "null: 2\n", "train: {1: 2}\n", "train:\n"])
 def test_unusual_keys_and_empty_sections_are_refused_as_user_errors(content: str, tmp_path: Path) -> None:
-    assert "`z2all config`" in refusal(written(tmp_path, content))
+    assert "`z2all config --explain`" in refusal(written(tmp_path, content))
 
 
 WORDS = st.text(max_size=3) | st.sampled_from(

@@ -38,7 +38,7 @@ def test_a_run_without_stages_is_one_stage() -> None:
     assert (stage.samples, stage.tokens_per_step) == (3200, 2048)
 
 
-def test_a_stage_takes_omitted_settings_from_the_run() -> None:
+def test_a_stage_takes_omitted_settings_from_the_stage_before() -> None:
     first, second, third = stages_of(
         [
             {"name": "a", "steps": 60, "weights": {"en": 1.0}},
@@ -56,9 +56,9 @@ def test_a_stage_takes_omitted_settings_from_the_run() -> None:
     ]
     assert (first.sequence_length, first.global_batch, first.micro_batch, first.rope_theta) == (64, 32, 4, 10000.0)
     assert (second.sequence_length, second.global_batch, second.micro_batch, second.rope_theta) == (128, 16, 2, 1e6)
-    assert third.sequence_length == 64  # from the run, not from the previous stage
-    assert (first.weights, second.weights) == ({"en": 1.0}, {"code": 1.0, "en": 3.0})
-    # a stage that sets weights or a temperature inherits neither from the run
+    assert (third.sequence_length, third.global_batch, third.micro_batch, third.rope_theta) == (128, 16, 2, 1e6)
+    assert (first.weights, second.weights) == ({"en": 1.0}, {"en": 1.0})
+    # a stage that sets weights or a temperature inherits neither
     assert (first.temperature, third.weights, third.temperature) == (1.0, None, 2.0)
     assert (first.anneal, second.anneal, third.anneal) == (None, None, "linear")
 

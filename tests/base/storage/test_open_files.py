@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from z2all_ds.base.storage.open_files import OpenFiles
+from z2all_ds.base.storage.open_files import OpenFiles, read_regular
 
 
 def open_descriptors(folder: Path) -> list[str]:
@@ -111,3 +111,12 @@ def test_a_fork_starts_without_open_files_and_with_a_free_lock(tmp_path: Path) -
     child.join()
     assert OPEN_FILES.read_range(first, 0, 4) == b"0000"
     OPEN_FILES.forget_all()
+
+
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"content")
+    assert read_regular(tmp_path / "file") == b"content"
+    os.mkfifo(tmp_path / "fifo")
+    for path, reason in ((tmp_path / "fifo", "not a regular file"), (tmp_path, "Is a directory")):
+        with pytest.raises(OSError, match=reason):
+            read_regular(path)

@@ -1,6 +1,10 @@
 """Folders opened by fsspec, on real fsspec file systems, one of which raises errors on request."""
 
+import errno
+import threading
 from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -8,7 +12,7 @@ import pytest
 
 from tests.helpers.stores import FlakyStore, flaky_store, put
 from z2all_ds.base.errors import ConfigError, MachineError
-from z2all_ds.base.storage import folders, open_folder
+from z2all_ds.base.storage import folders, open_folder, reason
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +64,7 @@ def test_stamps_change_with_the_file(tmp_path: Path, location: str) -> None:
 def test_temporary_errors_of_a_store_are_retried(flaky: type[FlakyStore], error: Exception) -> None:
     put("flaky://c", {"x": b"12345"})
     folder = open_folder("flaky://c")
+    folder.stamp("x")
     for ask in (lambda: folder.read_range("x", 1, 3), lambda: folder.read("x")[1:3]):
         flaky.calls.clear()
         flaky.errors[:] = [error] * 4
@@ -88,6 +93,49 @@ def test_permanent_errors_of_a_store_are_not_retried(flaky: type[FlakyStore], er
     with pytest.raises(OSError, match=str(error)):
         open_folder("flaky://c").read("x")
     assert flaky.calls == ["cat_file"]
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[str]:
+    """A web server for the files in tmp_path that, like `python -m http.server`, knows no byte ranges and no PUT."""
+    pytest.importorskip("aiohttp")
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_a_web_server_without_byte_ranges_is_refused(
+    tmp_path: Path, web: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x").write_bytes(b"12345")
+    (tmp_path / "empty").write_bytes(b"")
+    folder = open_folder(web)
+    assert [folder.read_range("x", *ends) for ends in ((0, 5), (0, 9), (5, 10), (7, 8))] == [b"12345"] * 2 + [b""] * 2
+    assert folder.read_range("empty", 0, 9) == b""
+    for begin, end in ((0, 4), (1, 6), (4, 5), (2, 100)):
+        with pytest.raises(OSError, match="ignores byte ranges") as caught:
+            folder.read_range("x", begin, end)
+        assert (caught.value.errno, caught.value.filename) == (errno.EOPNOTSUPP, f"{web}/x")
+        assert reason(caught.value) == (
+            "the server ignores byte ranges; use a server that supports them, or copy the folder to a disk"
+        )
+    with pytest.raises(OSError, match="Unsupported method"):
+        folder.write_whole("y", b"abc")
+    assert " try " not in capfd.readouterr().err
+
+
+def test_ranges_of_a_file_that_grows_or_shrinks_end_with_the_file(flaky: type[FlakyStore]) -> None:
+    folder = open_folder("flaky://c")
+    put("flaky://c", {"x": b"12345"})
+    assert folder.read_range("x", 0, 9) == b"12345"
+    put("flaky://c", {"x": b"1234567"})
+    assert folder.read_range("x", 5, 9) == b"67"
+    put("flaky://c", {"x": b"123"})
+    flaky.calls.clear()
+    assert [folder.read_range("x", *ends) for ends in ((0, 7), (3, 7))] == [b"123", b""]
+    assert flaky.calls == ["cat_file", "info"]
 
 
 DRIVERS = {"s3": "s3fs", "abfs": "adlfs", "gs": "gcsfs", "oss": "ossfs"}

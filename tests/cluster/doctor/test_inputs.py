@@ -42,7 +42,7 @@ def test_a_too_large_tokenizer_is_a_failure_and_a_much_too_small_one_a_warning(
 ) -> None:
     (failure,) = not_ok(found(small_corpus, small_tokenizer, "model.vocab_size=512"))
     assert failure.name.startswith("tokenizer ") and failure.status == "fail"
-    assert failure.fix == "Set model.vocab_size to 1024 or more."
+    assert failure.fix == "Set model.vocab_size to auto, or to 1024 or more."
     (wasteful,) = not_ok(found(small_corpus, small_tokenizer, "model.vocab_size=2048"))
     assert (wasteful.name, wasteful.status) == ("tokenizer", "warn") and "model.vocab_size=1024" in wasteful.fix
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.helpers import node_lab
@@ -218,10 +219,13 @@ def test_a_launch_listens_only_on_its_own_addresses_and_saves_on_sigterm(launche
         assert {address for address, _ in ours} <= {node.address, "127.0.0.1"}, ours
         assert node is not launches.nodes[0] or ours, "the meeting point at least"
     (command,) = [pid for pid, text in launches.nodes[0].processes("z2all_ds launch").items() if "nsenter" not in text]
-    os.kill(command, signal.SIGTERM)
+    connections = [process for process in psutil.Process(command).children() if process.name() == "ssh"]
+    assert len(connections) == 2
+    for pid in (*(process.pid for process in connections), command):  # systemd and slurm signal every process
+        os.kill(pid, signal.SIGTERM)
     assert launch.wait() == EXIT_REQUEUE, launch.output
     (saved,) = events(run_dir, "checkpoint")
-    assert saved["step"] == len(metrics(run_dir))
+    assert saved["step"] == len(metrics(run_dir)) and events(run_dir, "requeue")
 
 
 @pytest.mark.extended

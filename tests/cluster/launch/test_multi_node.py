@@ -1,14 +1,27 @@
 """Tests of `z2all launch` without a second machine: a hostfile with localhost, and errors before the start."""
 
+import os
+import signal
 import subprocess
 import sys
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from tests.helpers.training import losses, run_arguments
-from z2all_ds.cluster.launch.multi_node import is_this_machine
+from z2all_ds.base.errors import EXIT_REQUEUE, ClusterError
+from z2all_ds.base.fault_records import FAULT_VARIABLE, LAUNCH_VARIABLE, NODE_LOST, Fault
+from z2all_ds.base.run_folder import RunFolder
+from z2all_ds.cluster.launch import multi_node
+from z2all_ds.cluster.launch.multi_node import Launch, LaunchOptions, is_this_machine
+from z2all_ds.cluster.launch.verdicts import Verdict
 from z2all_ds.cluster.nodes import Node, SshAccess
+from z2all_ds.track.writer import RunWriter, read_records
+from z2all_ds.train.command import RanksFailed
 
 
 def launch(*words: str) -> "subprocess.CompletedProcess[str]":
@@ -46,3 +59,91 @@ def test_invalid_input_gives_a_one_line_error(
     assert done.returncode == code, done.stderr
     assert line in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def outcome_of(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, verdict: Verdict | None, *numbers: signal.Signals
+) -> tuple[object, list[dict[str, Any]]]:
+    """Run a launch that receives these signals; return its exit code or error, and the last events of the run."""
+
+    def supervise(*arguments: Any) -> Verdict:
+        writer = RunWriter(folder)
+        writer.event("started", step=0)
+        writer.close()
+        for number in numbers:
+            os.kill(os.getpid(), number)
+        assert verdict is not None
+        return verdict
+
+    job = SimpleNamespace(folder=folder, nodes=[], run=None)
+    monkeypatch.setattr(multi_node, "Launch", lambda *_: job)
+    monkeypatch.setattr(multi_node, "supervise", supervise)
+    with pytest.raises((SystemExit, KeyboardInterrupt, RanksFailed)) as ended:
+        multi_node.launch(LaunchOptions("hosts"), [])
+    events = [event for event in read_records(folder.events) if event["event"] != "started"]
+    return getattr(ended.value, "code", ended.type), events
+
+
+LOST = Fault(NODE_LOST, 0, "n1", "ClusterError: node n1: lost.", ClusterError.exit_code)
+
+
+@pytest.mark.parametrize(
+    ("fault", "numbers", "expected"),
+    [
+        (LOST, [signal.SIGTERM], EXIT_REQUEUE),
+        (LOST, [signal.SIGUSR1], EXIT_REQUEUE),
+        (LOST, [signal.SIGINT], KeyboardInterrupt),
+        (LOST, [], RanksFailed),
+        (replace(LOST, kind="data"), [signal.SIGTERM], RanksFailed),
+    ],
+)
+def test_a_fault_is_recorded_also_after_a_signal(
+    fault: Fault, numbers: list[signal.Signals], expected: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, (event,) = outcome_of(RunFolder(tmp_path), monkeypatch, Verdict("failed", fault), *numbers)
+    assert found == expected
+    assert (event["event"], event["reason"]) == ("failed", fault.line)
+
+
+def test_a_second_signal_to_a_launch_is_recorded_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, (event,) = outcome_of(RunFolder(tmp_path), monkeypatch, None, signal.SIGUSR1, signal.SIGTERM)
+    assert found is KeyboardInterrupt
+    assert (event["event"], event["reason"]) == ("failed", "ended at once by a second signal, SIGTERM")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_before_the_start_of_a_launch_ends_it_with_the_requeue_code(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(multi_node, "Launch", lambda *_: os.kill(os.getpid(), number))
+    with pytest.raises(SystemExit) as ended:
+        multi_node.launch(LaunchOptions("hosts"), [])
+    assert ended.value.code == EXIT_REQUEUE
+
+
+def test_every_try_gives_its_ranks_another_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, str]] = []
+
+    def plan(extra: dict[str, str]) -> None:
+        assert extra[LAUNCH_VARIABLE] == os.environ[LAUNCH_VARIABLE]  # here, too, where their records are read
+        given.append(extra)
+        raise NotImplementedError
+
+    job = cast(Launch, SimpleNamespace(plan=plan, options=LaunchOptions("hosts")))
+    monkeypatch.setenv(LAUNCH_VARIABLE, "")  # restored afterwards
+    for fault_at in (None, 12.5):
+        with pytest.raises(NotImplementedError):
+            multi_node.run_once(job, fault_at)
+    first, second = (extra.pop(LAUNCH_VARIABLE) for extra in given)
+    assert first != second and given == [{}, {FAULT_VARIABLE: "12.5"}]
+
+
+def test_a_dry_run_cannot_control_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = SimpleNamespace(write=lambda _: None, describe=lambda _: "# file a\n\x1b[2J")
+    job = SimpleNamespace(folder=SimpleNamespace(launching=nullcontext), plan=lambda _: plan)
+    monkeypatch.setattr(multi_node, "Launch", lambda *_: job)
+    options = cast(LaunchOptions, SimpleNamespace(launcher="slurm", dry_run=True))
+    assert multi_node.launch(options, []) == "planned"
+    assert capsys.readouterr().out == "# file a\n\\x1b[2J\n"

@@ -1,13 +1,16 @@
 """Tests of the orders of every node, and of the files and the description of a launch."""
 
 import shlex
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.command import ROOT
 from z2all_ds.base.config import RunConfig, load_run_config
 from z2all_ds.base.errors import ClusterError
-from z2all_ds.cluster.launch.plan import LaunchPlan, environment_text, make_plan
+from z2all_ds.cluster.launch.plan import LaunchPlan, environment_text, is_secret, make_plan
 from z2all_ds.cluster.nodes import DataAddress, Node, parse_nodes_text
 
 MAPPED = """\
@@ -71,6 +74,15 @@ def test_files_are_private_to_their_owner_and_deepspeed_reads_them(tmp_path: Pat
     assert load_run_config(str(tmp_path / "launch" / "run.yaml")) == RunConfig(run_dir=str(tmp_path))
 
 
+def test_ranks_of_deepspeeds_launchers_import_nothing_from_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    found = plan(equal_nodes(), EQUAL, tmp_path, PYTHONPATH="/mine").deepspeed_environment()
+    assert "TORCHINDUCTOR_CACHE_DIR" not in found  # that of this machine; ranks choose their own
+    assert (found["PYTHONSAFEPATH"], found["PYTHONPATH"]) == ("1", f"{ROOT}:/mine")
+
+
 def test_the_description_hides_secrets(tmp_path: Path) -> None:
     shown = plan(parse_nodes_text(MAPPED, "f"), PLACES, tmp_path, WANDB_API_KEY="hush").describe()
     assert "hush" not in shown
@@ -85,6 +97,13 @@ def test_settings_that_deepspeeds_launchers_do_not_support_are_listed(tmp_path: 
     assert differing == ["GLOO_SOCKET_IFNAME", "HF_TOKEN", "NCCL_SOCKET_IFNAME", "ONLY", "outside"]
 
 
+def test_an_interpreter_of_a_hostfile_is_not_started_on_this_machine(tmp_path: Path) -> None:
+    nodes = parse_nodes_text("all: {slots: 1, python: /tmp/theirs}\nnodes: {node1: {}, node2: {}}", "f")
+    made = plan(nodes, EQUAL, tmp_path)
+    assert made.unsupported_settings() == ["python"]
+    assert made.deepspeed_command()[0] == sys.executable
+
+
 def test_the_command_line_is_valid_shell(tmp_path: Path) -> None:
     words = shlex.split(plan(equal_nodes(), EQUAL, tmp_path / "a b").command_line())
     assert words[-4:] == ["--config", f"{tmp_path}/a b/launch/run.yaml", "--resume", "never"]
@@ -94,3 +113,22 @@ def test_the_command_line_is_valid_shell(tmp_path: Path) -> None:
 def test_a_line_break_in_a_value_is_refused() -> None:
     with pytest.raises(ClusterError, match="variable A: contains a line break"):
         environment_text({"A": "1\n2"})
+
+
+def test_paths_that_deepspeed_would_have_to_quote_are_refused(tmp_path: Path) -> None:
+    made = plan(equal_nodes(), EQUAL, tmp_path / "a;touch x")
+    for launcher in ("pdsh", "openmpi"):
+        rule = "DeepSpeed does not quote them. Use --launcher ssh"
+        with pytest.raises(ClusterError, match=f"^launcher {launcher}: '{tmp_path}/a;touch x/launch.*{rule}"):
+            made.require_no_quotes(launcher)
+        plan(equal_nodes(), EQUAL, tmp_path).require_no_quotes(launcher)
+    for launcher in ("ssh", "slurm"):
+        made.require_no_quotes(launcher)
+    assert "DeepSpeed's launcher" not in made.describe()
+    assert replace(made, folder="/$(x)").words_to_quote() == ["/$(x)", *made.words_to_quote()]
+
+
+@pytest.mark.parametrize("name", ["DB_PASSWD", "REDIS_PASS", "GITHUB_PAT", "PROXY_AUTH", "AUTH_HEADER"])
+def test_a_variable_is_secret_by_its_name(name: str) -> None:
+    assert is_secret(name, "x")
+    assert not any(is_secret(other, "x") for other in ("PATH", "PYTHONPATH", "NCCL_COMPASS", "XAUTHORITY"))

@@ -1,5 +1,6 @@
 """Tests of launches with DeepSpeed's slurm launcher: with real slurm daemons, and parsing and errors without them."""
 
+import io
 import os
 import shlex
 import signal
@@ -13,9 +14,11 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import node_lab, slurm_lab
+from tests.helpers.command import ROOT
 from tests.helpers.node_lab import Node
 from tests.helpers.node_launches import NodeLaunch, assert_nothing_is_left, write_hostfile
 from tests.helpers.training import losses, run_arguments, train
+from z2all_ds.base.child_process import package_environment
 from z2all_ds.base.config import RunConfig
 from z2all_ds.base.errors import ClusterError
 from z2all_ds.base.fault_records import KILLED, Fault, first_fault, forget_faults, read_faults, write_fault
@@ -243,6 +246,17 @@ def test_deepspeeds_own_runner_builds_the_srun_command(tmp_path: Path) -> None:
     assert all(file.stat().st_mode & 0o077 == 0 for file in (made.tasks, made.rank_script))
 
 
+def test_a_rank_of_srun_imports_nothing_from_the_current_folder(tmp_path: Path) -> None:
+    """DeepSpeed puts it on PYTHONPATH."""
+    (tmp_path / "z2all_ds.py").write_text("raise SystemExit(7)")
+    script = slurm.RANK_SCRIPT.replace("sys.exit(run_rank())", "")
+    (tmp_path / "launch").mkdir()
+    (tmp_path / "launch" / "rank.py").write_text(script)
+    environment = package_environment({"PYTHONPATH": f"{tmp_path}:{ROOT}"})
+    command = [sys.executable, str(tmp_path / "launch" / "rank.py")]
+    assert subprocess.run(command, cwd=tmp_path, env=environment).returncode == 0
+
+
 def test_ranks_get_their_settings_through_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     made = planned(tmp_path, {"NCCL_DEBUG": "INFO", "NCCL_IB_HCA": "a,b", "HF_TOKEN": "hush"})
@@ -271,6 +285,11 @@ def test_ranks_get_their_settings_through_the_environment(tmp_path: Path, monkey
 def test_a_rank_that_srun_reports_as_killed_is_recognised(line: str, found: tuple[int, str] | None) -> None:
     killed = slurm.killed_rank(line)
     assert (killed and (killed.rank, killed.host)) == found
+
+
+def test_stderr_of_srun_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    slurm.SrunOutput(io.StringIO("a\tb\x1b]0;title\x07\n")).wait()
+    assert capsys.readouterr().err == "a\tb\\x1b]0;title\\x07\n"
 
 
 def test_the_rank_that_srun_reports_as_killed_is_the_first_fault(tmp_path: Path) -> None:

@@ -103,14 +103,31 @@ def test_no_watchdog_is_left_if_the_ranks_end_before_its_first_look(tmp_path: Pa
         time.sleep(0.1)
 
 
-def watchdogs_of(run: Path) -> list[bytes]:
-    """Return one item per running watchdog of a run."""
+def watchdogs_of(run: Path) -> list[int]:
+    """Return the processes of the running watchdogs of a run."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):  # it has just ended
             words = path.read_bytes().split(b"\0")
-            found += [words[1]] if b"z2all_ds.cluster.launch.watchdog" in words and str(run).encode() in words else []
+            if b"z2all_ds.cluster.launch.watchdog" in words and str(run).encode() in words:
+                found.append(int(path.parent.name))
     return found
+
+
+def test_a_pause_of_the_whole_node_is_no_hang(ranks: Ranks, tmp_path: Path) -> None:
+    """As with `docker pause`, or on a machine that swaps: the watchdog is paused, too."""
+    (watchdog,) = watchdogs_of(tmp_path)
+    everybody = [watchdog, *(process.pid for process in ranks.processes)]
+    time.sleep(0.5)
+    for pid in everybody:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(4)
+    for pid in everybody:
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(0.5)  # the watchdog looks before the ranks have continued
+    (tmp_path / "end").touch()
+    assert [process.wait(20) for process in ranks.processes] == [0, 0]
+    assert read_faults(ranks.run) == []
 
 
 @pytest.mark.parametrize("victim", [0, 1])

@@ -225,7 +225,7 @@ def test_down_cleans_up_the_other_nodes_if_one_is_lost(boxes: list[Node], tmp_pa
 def test_two_nodes_that_share_a_network_stack_are_refused(boxes: list[Node], tmp_path: Path) -> None:
     hostfile, keys_before = write_hostfile(tmp_path / "hosts.yaml", 2), keys(boxes[0])
     content = yaml.safe_load(hostfile.read_text())
-    content["nodes"]["box2"]["ssh"] = content["nodes"]["box1"]["ssh"]
+    content["nodes"]["box2"]["ssh"] = dict(content["nodes"]["box1"]["ssh"])  # a copy: without an alias
     hostfile.write_text(yaml.safe_dump(content))
     answer = overlay(boxes[0], "up", hostfile)
     assert answer.returncode == 5

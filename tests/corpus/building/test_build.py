@@ -14,6 +14,7 @@ import pytest
 
 from tests.helpers.corpora import SMALL_SOURCES, build_small_corpus
 from tests.helpers.processes import ended
+from z2all_ds.base.console import human_bytes
 from z2all_ds.base.errors import ConfigError, DataError, MachineError
 from z2all_ds.corpus import Executor, Manifest, SourceSpec, audit_corpus, build_corpus, load_manifest, parse_record
 from z2all_ds.corpus.building import build as build_module
@@ -29,9 +30,22 @@ grouped = build_module._grouped
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """Return the files that a build writes, without the line indexes of readers."""
-    found = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(".idx"))
+    """Return the files that a build writes, without the line indexes and token counts of readers."""
+    of_readers = (".idx", ".token-counts")
+    found = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(of_readers))
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
+
+
+def test_the_progress_of_a_built_in_converter_shows_the_size_of_its_records(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notes = SourceSpec("notes", "text", (tmp_path / "x.txt",))
+    (tmp_path / "x.txt").write_text("a short note")
+    manifest = build_corpus(tmp_path / "c", [SourceSpec("zh", "chinese_sample"), notes])
+    documents, size = manifest.domains["zh"]
+    assert size > 1000
+    line = f"corpus zh, notes: {human_bytes(size + len('a short note'))}, {documents + 1:,} records in "
+    assert capsys.readouterr().err.startswith(line)
 
 
 def names(folder: Path) -> list[str]:
@@ -411,7 +425,7 @@ def test_a_full_disk_is_reported_and_leaves_no_partial_files(tmp_path: Path, mon
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(MachineError, match=r"the disk or the quota is full. Free some space"):
         build_corpus(tmp_path / "c", [SourceSpec("a", "jsonl", (raw,))])
-    assert names(tmp_path / "c") == [".building/lock"]
+    assert names(tmp_path / "c") == [".building/.z2all_temporary", ".building/lock"]
 
 
 @pytest.mark.parametrize(
@@ -424,7 +438,7 @@ def test_a_full_disk_is_reported_and_leaves_no_partial_files(tmp_path: Path, mon
         ([SourceSpec("a", "jsonl")], "needs raw files"),
         ([SourceSpec("a", "python_code", (Path("x"),))], "takes no raw files"),
         ([SourceSpec("a", "python_code", max_bytes=0)], "must be positive"),
-        ([SourceSpec("a", "python_code", on_error="ignore")], "one of stop, skip"),
+        ([SourceSpec("a", "python_code", on_error="ignore")], "--on-error ignore: must be stop or skip"),
         ([SourceSpec("a", "python_code", max_bad_share=2)], "from 0 to 1"),
         ([SourceSpec("a", "wudao", (Path("x"),), fields=(("content", "y"),))], "has fixed fields"),
         ([SourceSpec("a", "python_code", compose="{titel}")], "no field 'titel'"),

@@ -108,6 +108,14 @@ def test_a_compose_template_puts_the_question_before_the_answer(tmp_path: Path) 
         assert record.content.startswith(f"问：{record.title}\n" + (f"{record.desc}\n答：" if record.desc else "答："))
 
 
+def test_texts_marked_as_code_are_not_altered(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text(json.dumps({"text": "x = '!!!!!!' # \x1b[33m  。。。。。。 characters"}) + "\n")
+    spec = SourceSpec("x", "jsonl", (tmp_path / "x.jsonl",), cleaning=CleaningRules.parse(["all"]), is_code=True)
+    manifest = build_corpus(tmp_path / "c", [spec])
+    assert contents(tmp_path / "c") == [json.loads((tmp_path / "x.jsonl").read_text())["text"]]
+    assert manifest.shards[0].text_bytes == len(contents(tmp_path / "c")[0].encode())
+
+
 # Invalid data
 
 

@@ -39,11 +39,16 @@ def test_a_few_garbled_characters_in_good_text_are_accepted() -> None:
 
 
 def test_text_with_many_block_characters_is_garbled_except_in_code() -> None:
-    drawing = "┌──────┐\n│ menu │\n└──────┘\n" * 3
-    assert "blocks" in why_garbled(drawing)
-    assert "blocks" in why_garbled("□□□ □□ □□□□ ok")
-    assert why_garbled(drawing, is_code=True) == ""
-    assert why_garbled(CHINESE + drawing[:8]) == ""
+    blocks = "□□□ □□ □□□□ ok"
+    assert "blocks" in why_garbled(blocks)
+    assert why_garbled(blocks, is_code=True) == ""
+    assert why_garbled(CHINESE + blocks[:8]) == ""
+
+
+def test_tables_of_box_drawings_are_kept() -> None:
+    table = "┌──────┬──────┐\n│ 姓名 │ 年龄 │\n├──────┼──────┤\n│ 张三 │  30  │\n└──────┴──────┘\n"
+    assert why_garbled(table) == ""
+    assert why_symbols(table, 0.2) == ""
 
 
 def test_length_limits_ignore_leading_and_trailing_whitespace() -> None:

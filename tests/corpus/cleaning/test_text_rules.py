@@ -178,3 +178,19 @@ def test_a_long_repetition_is_processed_in_linear_time(step: Callable[[str], str
     """A step takes a fraction of a second; in quadratic time it would take hours."""
     once = step(piece * (500_000 // len(piece)) + "中")
     assert step(once) is once
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("\x1b[33mwarning\x1b[m: done", "warning: done"),
+        ("\x1b[1;31;48;5;16m红\x1b[0m色", "红色"),
+        ("\x1b]0;title\x07text", "text"),
+        ("\x1b]8;;http://x\x1b\\link", "link"),
+        ("\x1b(Bplain \x1b[2K\x1b[1A", "plain "),
+        ("array[33m] [m", "array[33m] [m"),
+    ],
+)
+def test_whole_terminal_sequences_are_removed(before: str, after: str) -> None:
+    assert control_characters(before) == after
+    assert control_characters(after) == after

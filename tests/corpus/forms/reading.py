@@ -1,5 +1,6 @@
 """Helpers that read all slices of a file and make packed files."""
 
+import bz2
 import gzip
 import io
 import json
@@ -80,6 +81,8 @@ def packed(data: bytes, member: str, packing: str) -> bytes:
         "": lambda: data,
         ".gz": lambda: gzip.compress(data),
         ".zst": lambda: zst(data),
+        ".bz2": lambda: bz2.compress(data),
+        ".tar.bz2": lambda: bz2.compress(tar_of({member: data})),
         ".zip": lambda: zip_of({member: data}),
         ".tar": lambda: tar_of({member: data}),
         ".tar.gz": lambda: gzip.compress(tar_of({member: data})),

@@ -1,8 +1,10 @@
 """Tests of containers: every form is read from every packing; broken and hostile files are reported as faults."""
 
+import bz2
 import gzip
 import io
 import json
+import os
 import struct
 import sys
 import tarfile
@@ -27,7 +29,7 @@ from tests.corpus.forms.reading import (
 from z2all_ds.base.errors import MachineError
 from z2all_ds.corpus.forms import ReadLimits, open_slice, plan_slices
 
-PACKINGS = ("", ".gz", ".zst", ".zip", ".tar", ".tar.gz", ".tgz", ".tar.zst")
+PACKINGS = ("", ".gz", ".zst", ".bz2", ".zip", ".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.bz2")
 ENDINGS = {"jsonl": ".jsonl", "json_array": ".json", "parquet": ".parquet", "txt": ".txt", "lines": ".lines"}
 ROWS: list[dict[str, Any]] = [{"id": n, "text": f"row {n} 中文"} for n in range(300)]
 TIGHT = ReadLimits(expansion_allowance_bytes=2**20)
@@ -173,6 +175,7 @@ def test_decompression_bombs_are_stopped(tmp_path: Path) -> None:
     cases = {
         "b.jsonl.gz": gzip.compress(bomb, 9),
         "b.jsonl.zst": zst(bomb),
+        "b.jsonl.bz2": bz2.compress(bomb),
         "b.zip": zip_of({"b.jsonl": bomb}),
         "b.tar.gz": gzip.compress(tar_of({"b.jsonl": bomb})),
         # Each level expands within the limit, but both together exceed it.
@@ -185,6 +188,71 @@ def test_decompression_bombs_are_stopped(tmp_path: Path) -> None:
         assert kinds and set(kinds) == {"expansion"}, name
         members = 3 if name.startswith("twice") else 1
         assert len(rows_of(items)) < 8_000 * members, name
+
+
+def test_all_members_of_a_file_share_one_budget(tmp_path: Path) -> None:
+    member = gzip.compress(BOMB * 300)  # 0.9 MB, within the allowance of 1 MiB
+    members = {f"{number}.jsonl.gz": member for number in range(20)}
+    for name, data in {"m.tar": tar_of(members), "m.zip": zip_of(members, zipfile.ZIP_STORED)}.items():
+        items = read_all(write(tmp_path, name, data), limits=ReadLimits(100_000_000, 50, 2**20), slice_bytes=10**6)
+        assert {kind for kind, _ in faults_of(items)} == {"expansion"}, name
+        assert len(rows_of(items)) < 20 * 300
+
+
+def test_zip_members_that_overlap_are_refused(tmp_path: Path) -> None:
+    data = zip_of({"a.txt": b"x" * 10_000}, zipfile.ZIP_STORED)
+    entry, end = data.rindex(b"PK\x01\x02"), data.rindex(b"PK\x05\x06")
+    directory = data[entry:end] * 50
+    tail = struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, 50, 50, len(directory), entry, 0)
+    items = read_all(write(tmp_path, "x.zip", data[:entry] + directory + tail))
+    assert [kind for kind, _ in faults_of(items)] == ["expansion"] and "overlap" in details_of(items)
+
+
+def test_zip_methods_without_a_limit_are_refused(tmp_path: Path) -> None:
+    items = read_all(write(tmp_path, "x.zip", zip_of({"a.txt": b"x" * 1000}, zipfile.ZIP_BZIP2)))
+    assert [kind for kind, _ in faults_of(items)] == ["container"] and "bzip2" in details_of(items)
+
+
+@pytest.mark.parametrize("packing", ["", ".gz"])
+def test_false_sizes_in_tar_headers_end_with_the_file(tmp_path: Path, packing: str) -> None:
+    good, huge = tarfile.TarInfo("good.txt"), tarfile.TarInfo("huge.txt")
+    good.size, huge.size = 1, 2**62
+    start = good.tobuf() + b"x" + b"\0" * 511
+    for kind in (tarfile.REGTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, b"Q"):
+        huge.type = kind
+        data = start + huge.tobuf(tarfile.GNU_FORMAT) + b"some data"
+        items = read_all(write(tmp_path, f"x.tar{packing}", gzip.compress(data) if packing else data))
+        assert rows_of(items) == [{"text": "x", "name": "good"}]
+        assert len(faults_of(items)) == 1
+
+
+def test_a_huge_name_in_a_tar_header_is_refused(tmp_path: Path) -> None:
+    long = tarfile.TarInfo("long")
+    long.type, long.size = tarfile.GNUTYPE_LONGNAME, 150_000_000
+    data = gzip.compress(long.tobuf(tarfile.GNU_FORMAT) + b"a/" * 5_000_000)
+    items = read_all(write(tmp_path, "x.tar.gz", data))
+    assert [kind for kind, _ in faults_of(items)] == ["expansion"]
+
+
+def test_names_and_sizes_from_extended_tar_headers_are_used(tmp_path: Path) -> None:
+    files = {f"{'d' * 90}/{'e' * 90}/{number}.jsonl": b'{"n": %d}\n' % number for number in range(3)}
+    for form in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+        file = io.BytesIO()
+        with tarfile.open(fileobj=file, mode="w", format=form) as archive:
+            for name, data in files.items():
+                info = tarfile.TarInfo(name)
+                info.size, info.pax_headers = len(data), {"size": str(len(data))}
+                archive.addfile(info, io.BytesIO(data))
+        items = read_all(write(tmp_path, "x.tar", file.getvalue()))
+        assert rows_of(items) == [{"n": 0}, {"n": 1}, {"n": 2}]
+        assert items[1][0].endswith("1.jsonl:1")
+
+
+def test_a_fifo_is_refused_at_once(tmp_path: Path) -> None:
+    fifo = tmp_path / "x.jsonl"
+    os.mkfifo(fifo)
+    (item,) = read_all(fifo, "jsonl")
+    assert "not a regular file" in item[1].detail
 
 
 def test_ordinary_compressed_files_are_not_taken_for_bombs(tmp_path: Path) -> None:

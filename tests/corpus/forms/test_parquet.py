@@ -5,14 +5,17 @@ import io
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from tests.corpus.forms.reading import details_of, faults_of, read_all, rows_of, write
+from z2all_ds.base.errors import DataError
 from z2all_ds.corpus.forms import ReadLimits, open_slice, plan_slices
 
 
@@ -164,3 +167,43 @@ def test_reading_a_large_row_group_uses_little_memory(tmp_path: Path) -> None:
     """
     grown_kib = int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout)
     assert grown_kib < 80 * 1024
+
+
+@pytest.mark.parametrize("kind", ["text", "list", "struct", "pages", "nulls"])
+def test_parquet_bombs_are_stopped(tmp_path: Path, kind: str) -> None:
+    long = "x" * 100_000
+    columns: dict[str, Any] = {
+        "text": [None, "short"] * 50 + [long] * 200,
+        "list": [[], ["short"], [long] * 200],
+        "struct": [{"a": long, "b": long}] * 100,
+        "pages": [f"{n:010}" + long for n in range(100)],
+        "nulls": pa.nulls(300_000, pa.int8()),
+    }
+    options = {"use_dictionary": False} if kind == "pages" else {"dictionary_pagesize_limit": 10**9}
+    data = parquet(pa.table({"a": pa.array(columns[kind])}), compression="zstd", **options)
+    assert len(data) < 50_000
+    items = read_all(write(tmp_path, "x.parquet", data), limits=ReadLimits(expansion_allowance_bytes=2**17))
+    assert [kind for kind, _ in faults_of(items)] == ["expansion"]
+    assert sum(len(str(row["a"])) for row in rows_of(items)) < 10 * 2**20
+
+
+def test_texts_in_lists_and_dictionaries_are_read_unchanged(tmp_path: Path) -> None:
+    rows = [{"messages": [{"role": "user", "text": f"q{n % 7}"}] * (n % 3), "tags": {"a": "b"}} for n in range(500)]
+    schema = pa.schema(
+        [
+            ("messages", pa.list_(pa.struct([("role", pa.string()), ("text", pa.string())]))),
+            ("tags", pa.struct([("a", pa.string())])),
+        ]
+    )
+    items = read_all(write(tmp_path, "x.parquet", parquet(pa.Table.from_pylist(rows, schema), row_group_size=100)))
+    assert rows_of(items) == rows
+
+
+def test_any_damaged_byte_gives_rows_or_faults(tmp_path: Path) -> None:
+    whole = parquet(pa.table({"text": ["one", "two", "three"] * 3}), compression="none", write_statistics=False)
+    path, faults = tmp_path / "rows.parquet", set()
+    for position in range(len(whole)):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0x81]) + whole[position + 1 :])
+        with suppress(DataError):  # such as an expansion beyond the limit
+            faults |= {kind for kind, _ in faults_of(read_all(path, "parquet"))}
+    assert {"row_group", "container"} <= faults

@@ -1,6 +1,7 @@
 """Tests of expanding paths into files and detecting their form."""
 
 import gzip
+import os
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,32 @@ def test_folders_and_patterns_are_expanded_into_sorted_files(tmp_path: Path) -> 
     for missing in ("nothing.txt", "*.nothing", ".git/y"):
         with pytest.raises(DataError, match=r"does not exist|contains no file"):
             names(missing)
+
+
+def test_links_out_of_a_folder_are_followed_only_if_asked(tmp_path: Path) -> None:
+    raw, outside = tmp_path / "raw", tmp_path / "outside"
+    for folder in (raw, outside):
+        folder.mkdir()
+        (folder / f"{folder.name}.txt").touch()
+    for link, target in {"file.txt": outside / "outside.txt", "folder": outside}.items():
+        (raw / link).symlink_to(target)
+        with pytest.raises(DataError, match=f"{link}: leads out of .*--follow-links"):
+            expand_raw([raw])
+        with pytest.raises(DataError, match="leads out of"):
+            expand_raw([raw / "f*"])
+        assert [path.name for path in expand_raw([raw], follow_links=True)][-1] == "raw.txt"
+        assert expand_raw([raw / link])  # named by the user
+        (raw / link).unlink()
+    (raw / "inside.txt").symlink_to("raw.txt")
+    assert len(expand_raw([raw])) == 1
+
+
+def test_dangling_links_and_fifos_in_a_folder_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").symlink_to("nowhere")
+    with pytest.raises(DataError, match=r"a\.txt: a link to nowhere, which does not exist"):
+        expand_raw([tmp_path])
+    (tmp_path / "a.txt").unlink()
+    os.mkfifo(tmp_path / "b.txt")
+    for given in (tmp_path, tmp_path / "b.txt"):
+        with pytest.raises(DataError, match=r"b\.txt: not a regular file"):
+            expand_raw([given])

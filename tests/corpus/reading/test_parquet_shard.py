@@ -46,6 +46,7 @@ def test_all_column_types_and_row_group_sizes_are_read(
     reader = reader_of(tmp_path, info)
     for block_documents in (1, 13, 100):
         assert texts_of(reader, block_documents) == TEXTS
+    assert reader.document_sizes().tolist() == [len(text.encode()) for text in TEXTS]
 
 
 def test_string_view_columns_are_read(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import pickle
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -13,9 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.corpus.reading.shard_maker import reader_of, texts_of, write_jsonl, write_parquet
-from z2all_ds.base.errors import DataError
-from z2all_ds.corpus.manifest import Manifest, ShardInfo, load_manifest, write_manifest
+from z2all_ds.base.errors import BadRecordError, DataError
+from z2all_ds.corpus.adopt import adopt_corpus
+from z2all_ds.corpus.executors import Executor
+from z2all_ds.corpus.manifest import MANIFEST_NAME, Manifest, ShardInfo, load_manifest, write_manifest
 from z2all_ds.corpus.reading.readers import DomainReader, open_domains
+from z2all_ds.corpus.reading.skipping import BAD_RECORDS
 
 TEXTS = ["第一", "", "three\nlines\n", "four " * 1000, "five", "\u2028", "seven"]
 
@@ -151,3 +155,31 @@ def test_readers_can_be_pickled_and_sent_to_spawned_workers(tmp_path: Path) -> N
     assert len(pickle.dumps(reader)) == fresh, "what was opened went along"
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         assert pool.submit(_read_there, reader).result() == TEXTS
+
+
+def test_bad_records_are_skipped_and_counted_if_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bad.jsonl").write_bytes(b'{"content": "a"}\n{"content": null}\nbroken\n')
+    manifest = adopt_corpus(tmp_path, executor=Executor(1), on_error="skip")
+    with pytest.raises(BadRecordError, match="record 1"):
+        open_domains(tmp_path, manifest)["bad"].read(1)
+    before = BAD_RECORDS["bad"]
+    reader = open_domains(tmp_path, manifest, "skip")["bad"]
+    assert [reader.read(number) for number in (0, 1, 2, 1, 2)] == ["a", "", "", "", ""]
+    assert BAD_RECORDS["bad"] - before == 2
+    assert "record 1: `content` must be a string" in capsys.readouterr().err
+    (tmp_path / "bad.jsonl").unlink()
+    with pytest.raises(DataError, match="cannot be read"):  # a lost file is not a bad record
+        open_domains(tmp_path, manifest, "skip")["bad"].read(1)
+
+
+def test_a_fifo_in_place_of_a_shard_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"content": "a"}\n')
+    manifest = adopt_corpus(tmp_path, executor=Executor(1))
+    (tmp_path / "a.jsonl").unlink()
+    os.mkfifo(tmp_path / "a.jsonl")
+    with pytest.raises(DataError, match="not a regular file"):
+        open_domains(tmp_path, manifest)["a"].read(0)
+    (tmp_path / MANIFEST_NAME).unlink()
+    os.mkfifo(tmp_path / MANIFEST_NAME)
+    with pytest.raises(DataError, match="not a regular file"):
+        load_manifest(tmp_path)

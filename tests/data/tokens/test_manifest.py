@@ -33,7 +33,7 @@ def test_the_narrowest_dtype_is_chosen() -> None:
 
 def test_file_names_are_unique() -> None:
     names = [name for raw in ("a.jsonl", "a.parquet", "a", "a.tokens", "b/a.jsonl") for name in files_of(raw)]
-    assert len(set(names)) == 10
+    assert len(set(names)) == 15
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.data.test_prefetch import wait_until
 from tests.data.tokens.text_corpora import files_in, write_token_corpus
 from z2all_ds.base.errors import DataError
 from z2all_ds.corpus.manifest import load_manifest
 from z2all_ds.corpus.reading.readers import open_domains
+from z2all_ds.corpus.reading.verification import VERIFIER
 from z2all_ds.data.documents import Domain, RawDomain
 from z2all_ds.data.tokens import reading
 from z2all_ds.data.tokens.reading import is_token_corpus, load_token_manifest, open_token_corpus
@@ -48,6 +50,8 @@ def test_documents_are_the_same_as_from_text(pair: Pair, tokens: Path, small_tok
         one, other = raw[name], tokenized[name]
         assert (one.name, one.num_documents, one.num_bytes) == (other.name, other.num_documents, other.num_bytes)
         assert one.fingerprint == other.fingerprint
+        assert one.document_sizes().tolist() == other.document_sizes().tolist()
+        assert one.document_sizes().sum() == one.num_bytes
         left, right = one.open_block(0, one.num_documents), other.open_block(0, one.num_documents)
         for number in range(one.num_documents):
             np.testing.assert_array_equal(left.tokens(number), right.tokens(number))
@@ -117,6 +121,45 @@ def test_a_domain_can_be_pickled(pair: Pair) -> None:
     domain = pair[1]["code"]
     copy = pickle.loads(pickle.dumps(domain))
     np.testing.assert_array_equal(copy.open_block(9, 10).tokens(0), domain.open_block(9, 10).tokens(0))
+
+
+def test_a_damaged_file_of_sizes_is_reported(tokens: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tokens, tmp_path / "t")
+    domain, file = open_token_corpus(folder).domains["en"], folder / "en-00000.jsonl.sizes"
+    os.truncate(file, 8)
+    with pytest.raises(DataError, match=r"en-00000\.jsonl\.sizes: the file has 8 bytes instead of \d+"):
+        domain.document_sizes()
+    file.unlink()
+    with pytest.raises(DataError, match=r"en-00000\.jsonl\.sizes: cannot be read \(No such file"):
+        domain.document_sizes()
+
+
+@pytest.mark.parametrize("kind", ["tokens", "ends"])
+def test_other_valid_tokens_and_ends_are_found_by_their_checksum(tokens: Path, tmp_path: Path, kind: str) -> None:
+    folder = shutil.copytree(tokens, tmp_path / "t")
+    manifest, name = load_token_manifest(folder), f"en-00000.jsonl.{kind}"
+    dtype = manifest.dtype if kind == "tokens" else np.uint64
+    values = np.fromfile(folder / name, dtype)
+    values[0] = values[0] + 1 if kind == "ends" else values[0] ^ 1
+    values.tofile(folder / name)
+    open_token_corpus(folder).domains["en"].open_block(0, 1)
+    domain = open_token_corpus(folder, verify=True).domains["en"]
+    domain.open_block(0, 1)
+    wait_until(lambda: VERIFIER._thread is None)
+    with pytest.raises(DataError, match=rf"{name}: its SHA-256 differs from the manifest.*`z2all corpus tokenize`"):
+        domain.open_block(1, 2)
+
+
+def test_other_valid_sizes_are_found_when_they_are_read(tokens: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tokens, tmp_path / "t")
+    file = folder / "en-00000.jsonl.sizes"
+    sizes = np.fromfile(file, np.uint64)
+    sizes[:2] += np.array([1, -1]).astype(np.uint64)
+    sizes.tofile(file)
+    assert open_token_corpus(folder).domains["en"].document_sizes()[0] == sizes[0]
+    with pytest.raises(DataError, match=r"en-00000\.jsonl\.sizes: its SHA-256 differs from the manifest"):
+        open_token_corpus(folder, verify=True).domains["en"].document_sizes()
+    assert len(open_token_corpus(folder, verify=True).domains["zh"].document_sizes())
 
 
 def test_only_folders_with_a_token_manifest_are_token_corpora(tokens: Path, small_corpus: Path, tmp_path: Path) -> None:
@@ -198,14 +241,14 @@ def cut(name: str, size: int) -> Callable[[Path], None]:
         (cut(TOKENS, 18), 2, f"{TOKENS}, record 2: the file has 18 bytes, the manifest says 20."),
         (cut(TOKENS, 0), 0, f"{TOKENS}, record 0: the file has 0 bytes, the manifest says 20."),
         (cut(ENDS, 20), 2, f"{ENDS}, record 2: the file of 4 ends is cut off at byte 20."),
-        (put(TOKENS, 7, 8, "<u2"), 2, f"{TOKENS}, record 2: the document ends with token 8 instead of 9, <|endoft"),
+        (put(TOKENS, 7, 8, "<u2"), 2, f"{TOKENS}, record 2: the document ends with token 8 instead of 9, the end of"),
         (put(TOKENS, 5, 10, "<u2"), 2, f"{TOKENS}, record 2: token 10 is not one of the 10 of the tokenizer."),
         (put(TOKENS, 5, 65535, "<u2"), 2, f"{TOKENS}, record 2: token 65535 is not one of the 10 of the tokenizer."),
         (put(ENDS, 2, 4, "<u8"), 2, f"{ENDS}, record 2: the ends of the documents are not increasing."),
         (put(ENDS, 2, 3, "<u8"), 2, f"{ENDS}, record 2: the ends of the documents are not increasing."),
         (put(ENDS, 2, 11, "<u8"), 2, f"{ENDS}, record 2: the document ends at token 11 of 10."),
         (put(ENDS, 2, 2**64 - 1, "<u8"), 2, f"{ENDS}, record 2: the document ends at token {2**64 - 1} of 10."),
-        (put(ENDS, 2, 7, "<u8"), 2, f"{TOKENS}, record 2: the document ends with token 5 instead of 9, <|endoft"),
+        (put(ENDS, 2, 7, "<u8"), 2, f"{TOKENS}, record 2: the document ends with token 5 instead of 9, the end of"),
         (put(ENDS, 3, 9, "<u8"), 3, f"{ENDS}, record 3: the document ends at token 9 of 10."),
     ],
 )  # fmt: skip

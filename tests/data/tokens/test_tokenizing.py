@@ -1,5 +1,6 @@
 """Tests for tokenizing a corpus: exactly the tokens of the tokenizer, even after interruptions."""
 
+import hashlib
 import json
 import multiprocessing
 import os
@@ -25,6 +26,7 @@ from z2all_ds.corpus.building.folder import build_lock
 from z2all_ds.corpus.manifest import Manifest, ShardInfo, load_manifest, write_manifest
 from z2all_ds.corpus.reading.readers import open_domains
 from z2all_ds.data.documents import as_document
+from z2all_ds.data.tokens.manifest import files_of, write_token_manifest
 from z2all_ds.data.tokens.reading import is_token_corpus, open_token_corpus
 from z2all_ds.data.tokens.tokenizing import describe, figures_of, tokenize_corpus
 from z2all_ds.tokenizer import load_tokenizer, train_tokenizer
@@ -88,9 +90,33 @@ def test_every_document_has_the_tokens_of_the_tokenizer(
     assert manifest.domain_fingerprints == raw.domain_fingerprints
     shards = [(shard.path, shard.domain, shard.documents, shard.bytes) for shard in manifest.shards]
     assert shards == [(s.path, s.domain, s.documents, s.bytes) for s in raw.shards if s.documents]
-    names = {name for shard in manifest.shards for name in (shard.tokens_file, shard.ends_file)}
+    names = {name for shard in manifest.shards for name in files_of(shard.path)}
     assert set(files_in(tmp_path / "t")) == {*names, "TOKENS.json"}
     assert not (tmp_path / "t" / ".building").exists()
+
+
+def test_tokens_of_an_earlier_version_get_their_sizes_with_replace(
+    small_corpus: Path, small_tokenizer: Path, tmp_path: Path
+) -> None:
+    """Without document sizes, the tokens are read in the order of that version."""
+    written = tokenize_corpus(small_corpus, small_tokenizer, tmp_path, 1)
+    shards = tuple(replace(shard, sizes_file=None, sizes_sha256=None) for shard in written.shards)
+    old = replace(written, shards=shards)
+    write_token_manifest(tmp_path, old)
+    assert tokenize_corpus(small_corpus, small_tokenizer, tmp_path, 1) == old
+    assert not any(domain.has_sizes for domain in open_token_corpus(tmp_path).domains.values())
+    assert tokenize_corpus(small_corpus, small_tokenizer, tmp_path, 1, replace=True) == written
+    assert all(domain.has_sizes for domain in open_token_corpus(tmp_path).domains.values())
+
+
+def test_changed_text_of_the_same_size_is_not_tokenized(small_tokenizer: Path, tmp_path: Path) -> None:
+    """The tokens would get the fingerprint of the original text."""
+    corpus = write_text_corpus(tmp_path / "c", {"a": [["one", "two"], ["six"]]})
+    file = corpus / "a-00001.jsonl"
+    file.write_bytes(file.read_bytes().replace(b"six", b"ten"))
+    with pytest.raises(DataError, match=r"a-00001\.jsonl: its SHA-256 differs from the manifest"):
+        tokenize_corpus(corpus, small_tokenizer, tmp_path / "t", 1)
+    assert not is_token_corpus(tmp_path / "t")
 
 
 def test_empty_documents_are_one_token(odd_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
@@ -121,7 +147,8 @@ def test_shards_in_subfolders_and_with_another_text_field_are_tokenized(small_to
     (tmp_path / "c" / "deep" / "er").mkdir(parents=True)
     moved = tmp_path / "c" / "deep" / "er" / "x.jsonl"
     moved.write_bytes((tmp_path / "c" / raw.shards[0].path).read_bytes().replace(b"content", b"my_text"))
-    shard = ShardInfo("deep/er/x.jsonl", "a", 2, moved.stat().st_size, raw.shards[0].sha256)
+    digest = hashlib.sha256(moved.read_bytes()).hexdigest()
+    shard = ShardInfo("deep/er/x.jsonl", "a", 2, moved.stat().st_size, digest)
     write_manifest(tmp_path / "c", Manifest(1, (shard,), text_field="my_text"))
     (written,) = tokenize_corpus(tmp_path / "c", small_tokenizer, tmp_path / "t", 1).shards
     assert (written.tokens_file, written.ends_file) == ("deep/er/x.jsonl.tokens", "deep/er/x.jsonl.ends")
@@ -227,7 +254,8 @@ def test_an_interrupted_run_continues_when_started_again(
     assert not is_token_corpus(out)
     finished = {path: path.stat().st_mtime_ns for path in work.glob("0*.json")}
     assert 0 < len(finished) < 10
-    assert [path for path in out.iterdir() if path.suffix not in (".tokens", ".ends") and path.name[0] != "."] == []
+    kinds = {path.suffix for path in out.iterdir() if not path.name.startswith(".")}
+    assert kinds <= {".tokens", ".ends", ".sizes"}
     if number != signal.SIGKILL:
         assert process.returncode == 128 + number
         assert not list(out.rglob("*.tmp")) and not list(out.rglob("*.progress"))
@@ -288,7 +316,7 @@ def test_tokens_of_another_corpus_are_refused_even_if_unfinished(small_tokenizer
         tokenize_corpus(two, small_tokenizer, out, 1)
     assert files_in(out) == before
     tokenize_corpus(two, small_tokenizer, out, 1, replace=True)
-    assert set(files_in(out)) == {"TOKENS.json", "a-00000.jsonl.tokens", "a-00000.jsonl.ends"}
+    assert set(files_in(out)) == {"TOKENS.json", *files_of("a-00000.jsonl")}
     assert_equals_the_text(two, small_tokenizer, out)
 
 
@@ -345,3 +373,38 @@ def test_too_little_disk_space_is_reported_before_writing(
     with pytest.raises(MachineError, match=r"the tokens of this corpus needs 5000\d+\.\d+ GB"):
         tokenize_corpus(tmp_path / "c", small_tokenizer, tmp_path / "t", 1)
     assert files_in(tmp_path / "t") == {}
+
+
+@pytest.mark.parametrize("shard", ["../home/work", "link/work", "{absolute}"])
+def test_unfinished_work_of_somebody_else_deletes_nothing_of_the_user(
+    shard: str, small_corpus: Path, small_tokenizer: Path, tmp_path: Path
+) -> None:
+    """Not by names that lead out of the folder, and not through links."""
+    home, out = tmp_path / "home", tmp_path / "tokens"
+    (out / ".building" / "tokens").mkdir(parents=True)
+    home.mkdir()
+    (home / "work.tokens").write_text("precious")
+    (out / "link").symlink_to(home)
+    shards = [shard.replace("{absolute}", str(home / "work"))]
+    job = {"tokenizer_fingerprint": "x", "corpus_fingerprint": "y", "shards": shards}
+    (out / ".building" / "tokens" / "JOB.json").write_text(json.dumps(job))
+    tokenize_corpus(small_corpus, small_tokenizer, out, 1, replace=True)
+    assert (home / "work.tokens").read_text() == "precious"
+
+
+def test_a_link_instead_of_unfinished_work_is_refused(
+    small_corpus: Path, small_tokenizer: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "work.tmp").write_text("precious")
+    (tmp_path / "tokens" / ".building").mkdir(parents=True)
+    (tmp_path / "tokens" / ".building" / "tokens").symlink_to(tmp_path / "home")
+    with pytest.raises(ConfigError, match="is a link"):
+        tokenize_corpus(small_corpus, small_tokenizer, tmp_path / "tokens", 1)
+    assert (tmp_path / "home" / "work.tmp").read_text() == "precious"
+
+
+def test_a_fifo_instead_of_the_manifest_is_refused(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "TOKENS.json")
+    with pytest.raises(ConfigError, match=r"TOKENS\.json: cannot be read \(not a regular file"):
+        tokenize_corpus(small_corpus, small_tokenizer, tmp_path, 1)

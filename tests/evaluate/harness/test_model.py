@@ -172,6 +172,17 @@ def test_beams_and_penalties_of_a_task_are_used(harness_own: Any) -> None:
         ours.generate_until(instances("generate_until", ("a", {**free, "num_beems": 2})))
 
 
+def test_a_task_cannot_make_transformers_run_code(small_tokenizer: Path, tmp_path: Path) -> None:
+    (tmp_path / "custom_generate").mkdir()
+    code = f"def generate(model, input_ids, **_):\n    open({str(tmp_path / 'ran')!r}, 'w')\n    return input_ids\n"
+    (tmp_path / "custom_generate" / "generate.py").write_text(code)
+    how = {"until": [], "max_gen_toks": 1, "custom_generate": str(tmp_path), "trust_remote_code": True}
+    ours = HarnessModel(untrained(small_tokenizer), batch_size=1)
+    with pytest.raises(ConfigError, match="generation_kwargs: custom_generate"):
+        ours.generate_until(instances("generate_until", ("a", {"max_new_tokens": 1, "top_p": 0.9}), ("a", how)))
+    assert not (tmp_path / "ran").exists()
+
+
 def test_stop_strings_are_checked_again_after_beams_swap_rows(small_tokenizer: Path) -> None:
     tokenizer = untrained(small_tokenizer).tokenizer
     check = StopCheck(tokenizer, ["7"], prompt_tokens=0)

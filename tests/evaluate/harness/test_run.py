@@ -14,7 +14,7 @@ from tests.helpers.command import z2all
 from tests.helpers.memorised import TASKS, en_school_with_an_odd_question, load, memorised, untrained
 from z2all_ds.base.errors import ConfigError
 from z2all_ds.base.reports import to_json
-from z2all_ds.cli.evaluate import harness as harness_verb
+from z2all_ds.cli import app
 from z2all_ds.evaluate.harness import run as run_module
 from z2all_ds.evaluate.harness.questions import RESHAPINGS
 from z2all_ds.evaluate.harness.report import ScoreRow, verdicts
@@ -24,6 +24,10 @@ from z2all_ds.evaluate.harness.tasks import load_tasks, quiet, task_manager
 from z2all_ds.evaluate.loading import LoadedModel
 
 SCHOOL = ("zh_school", "en_school")
+
+
+def harness_verb(*arguments: object) -> None:
+    app(["evaluate", "harness", *map(str, arguments)], standalone_mode=False)
 
 
 def report_of(model: LoadedModel, *tasks: str, **changes: object) -> HarnessReport:
@@ -142,7 +146,7 @@ def scored_by_a_function(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_generated_answers_have_no_chance_score(small_tokenizer: Path, scored_by_a_function: Path) -> None:
     with quiet():
-        loaded = load_tasks(["sums"], scored_by_a_function)
+        loaded = load_tasks(["sums"], scored_by_a_function, allow_code=True)
     report = evaluate_tasks(untrained(small_tokenizer), loaded, HarnessSettings(tasks=("sums",), limit=2))
     found = row(report, "sums", "acc (stripped)")
     assert (found.score, found.chance) == (1.0, None)
@@ -156,7 +160,8 @@ def test_scores_are_written_before_the_report(
     loaded.tokenizer.save_pretrained(tmp_path / "model")
 
     def ask() -> None:
-        harness_verb(tmp_path / "model", tasks="sums", include=scored_by_a_function, limit=2, out=out)
+        included = ("--include", scored_by_a_function, "--allow-task-code")
+        harness_verb(tmp_path / "model", "--tasks=sums", *included, "--limit=2", "--out", out)
 
     with monkeypatch.context() as broken:
         broken.setattr(run_module, "_rows", lambda *_: 1 / 0)
@@ -219,8 +224,8 @@ def test_the_command_reports_memorised_answers_and_writes_scores(small_tokenizer
 
 def test_incomplete_commands_are_refused() -> None:
     with pytest.raises(ConfigError, match="--include DIR"):
-        harness_verb(list_tasks=True)
+        harness_verb("--list")
     with pytest.raises(ConfigError, match="MODEL: is missing"):
-        harness_verb(tasks="sums")
+        harness_verb("--tasks=sums")
     with pytest.raises(ConfigError, match="is a folder"):
-        harness_verb(TASKS, tasks="sums", out=TASKS)
+        harness_verb(TASKS, "--tasks=sums", f"--out={TASKS}")

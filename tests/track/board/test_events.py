@@ -36,6 +36,12 @@ def test_marks_restarts_and_the_outcome_are_read(tmp_path: Path) -> None:
     write(path, start, first, saved, stop, again, {**first, "time_unix": 201.0, "seconds": 150.0})
     look(log, path)
     assert (log.outcome, log.goodput, log.process_unix, log.count) == ("started", None, 95.0, 6)
+    done = {"time_unix": 210.0, "event": "done", "step": 9, "goodput": 0.25}
+    idle = [{**start, "time_unix": 9000.0, "step": 9}, {"time_unix": 9001.0, "event": "done", "step": 9}]
+    other = EventLog(Files(), str(tmp_path / "finished.jsonl"))
+    write(tmp_path / "finished.jsonl", start, first, done, *idle)
+    look(other, tmp_path / "finished.jsonl")
+    assert (other.outcome, other.goodput) == ("done", 0.25)  # a process without a step does not change it
     shown = log.shown()
     assert [(mark["number"], mark["event"], mark["seconds"]) for mark in shown] == [
         (0, "started", 0.0),
@@ -75,7 +81,7 @@ def test_invalid_lines_are_counted_and_a_replaced_file_is_read_again(tmp_path: P
         ("recovered", {"seconds": 65}, "recovered in 1m05s"),
         ("recovered", {}, "recovered"),
         ("stopped", {}, "stopped"),
-        ("requeue", {}, "stopped on request, to be restarted"),
+        ("requeue", {}, "stopped on request"),
         ("done", {"goodput": 0.9094}, "done, goodput 90.9%"),
         ("done", {}, "done"),
     ],

@@ -42,8 +42,24 @@ def test_ranks_and_nodes_that_are_slow_or_wait_for_data_are_found(tmp_path: Path
         ("b", [2, 3], "slow"),
     ]
     assert (shown["step"], shown["age_seconds"]) == (5, 10.0)
-    assert shown["ranks"][0]["work_seconds"] == 9.0
+    assert shown["ranks"][0]["work_seconds"] == 1.0  # the median, which the verdict is based on
     assert shown["nodes"][1]["work_seconds"] == pytest.approx(1.15)
+
+
+def test_milliseconds_are_noise(tmp_path: Path) -> None:
+    """Steps of a tiny model: 7 ms of waiting are a large share of them, and 2 ms a large difference."""
+    tiny = record(1, [0.004, 0.006, 0.004], [0.007, 0.0, 0.0])
+    shown = log_of(tmp_path / "health.jsonl", [tiny] * 5).shown([], 0.0)
+    assert [rank["verdict"] for rank in shown["ranks"]] == ["ok"] * 3
+    longer = record(1, [0.03, 0.045, 0.03], [0.012, 0.0, 0.0])
+    shown = log_of(tmp_path / "health.jsonl", [longer] * 5).shown([], 0.0)
+    assert [rank["verdict"] for rank in shown["ranks"]] == ["waits for data", "slow", "ok"]
+
+
+def test_a_wait_of_the_past_is_shown_with_its_verdict(tmp_path: Path) -> None:
+    waits = [record(step, [1.0], [wait]) for step, wait in enumerate([2.0, 2.0, 2.0, 0.007, 0.007])]
+    (rank,) = log_of(tmp_path / "health.jsonl", waits).shown([], 0.0)["ranks"]
+    assert (rank["verdict"], rank["data_wait_seconds"]) == ("waits for data", 2.0)
 
 
 def test_without_a_health_file_no_ranks_are_shown(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def address(folder: Path) -> Iterator[str]:
         while "http://" not in words.read_text():
             assert process.poll() is None and time.monotonic() < end, words.read_text()
             time.sleep(0.05)
-        yield next(word for word in words.read_text().split() if word.startswith("http://")).rstrip("/")
+        yield next(word for word in words.read_text().split() if word.startswith("http://"))
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def opened(address: str) -> "Iterator[tuple[Page, Watch]]":
     with browser() as chromium:
         page = chromium.new_page(viewport={"width": 1400, "height": 1000}, color_scheme="light")
         watch = Watch(page, address)
-        page.goto(f"{address}/?every=0.2#hide=first")
+        page.goto(f"{address}&every=0.2#hide=first")
         yield page, watch
 
 
@@ -424,7 +424,7 @@ def test_all_controls_are_reachable_with_the_tab_key(page: "Page") -> None:
 def test_a_link_shows_the_same_view(page: "Page", address: str) -> None:
     words = "x=tokens&log=1&smooth=40&hide=first&hide=live&zoom=2000000,9000000"
     page.goto("about:blank")
-    page.goto(f"{address}/?every=0.2#{words}")
+    page.goto(f"{address}&every=0.2#{words}")
     until(page, f"() => ({RUNS_DRAWN})() === '1,2' && {GRAPHS}.every(graph => graph.layout)")
     assert page.evaluate(RANGES)[0] == [2_000_000, 9_000_000]
     assert page.evaluate("document.querySelector('input[name=x]:checked').value") == "tokens"

@@ -5,13 +5,14 @@ import re
 import time
 from contextlib import ExitStack, closing
 from pathlib import Path
-from urllib.request import urlopen
+from urllib.parse import urljoin
 
 import pytest
 
 from tests.helpers.board_page import GRAPHS, TRACE, served
 from tests.helpers.board_runs import write_run
 from tests.helpers.browser import browser, until
+from z2all_ds.bench.board import logged_in
 from z2all_ds.track.board import run as board_run
 from z2all_ds.track.board.curves import SAMPLE_FROM_BYTES, one_at_a_time
 
@@ -23,13 +24,14 @@ def test_a_token_opens_the_board_and_the_progress_of_reading_is_shown(tmp_path: 
         chromium = stack.enter_context(browser())
         held_up = stack.enter_context(ExitStack())
         held_up.enter_context(one_at_a_time)
-        address = stack.enter_context(served(tmp_path / "long", "geheim"))
+        given = stack.enter_context(served(tmp_path / "long"))
+        address = given.partition("/?")[0]
         page = stack.enter_context(closing(chromium.new_page()))
         refused = page.goto(address)
         assert refused is not None and refused.status == 403
         assert page.inner_text("body").startswith("token missing or wrong")
         assert page.evaluate("async () => (await fetch('/api/runs')).status") == 403
-        page.goto(f"{address}/?every=0.1&token=geheim")
+        page.goto(f"{given}&every=0.1")
         assert page.url == f"{address}/?every=0.1"
         assert page.evaluate("() => document.cookie") == ""  # scripts cannot read the cookie
         until(page, "() => !(document.querySelector('.reading')?.hidden ?? true)")
@@ -77,14 +79,15 @@ def test_opening_a_page_delays_the_reading_of_files(tmp_path: Path, monkeypatch:
     write_run(tmp_path / "long", 5500)
 
     def read_share(address: str) -> float:
-        with urlopen(f"{address}/api/runs") as answer:
+        with opener.open(urljoin(address, "/api/runs")) as answer:
             (run,) = json.load(answer)["runs"]
         return float(run["read_share"])
 
     with ExitStack() as held_up:
         held_up.enter_context(one_at_a_time)
         with served(tmp_path / "long") as address:
-            with urlopen(address) as page:
+            opener = logged_in(address)
+            with opener.open(address) as page:
                 assert b"z2all board" in page.read()
             held_up.close()  # the first step of reading was about to begin; the others wait
             end = time.monotonic() + 20

@@ -29,7 +29,7 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def page(metrics: Path) -> "Iterator[Page]":
     with browser() as chromium, served(metrics.parent) as address, closing(chromium.new_page()) as page:
-        page.goto(f"{address}/?every=0.1")
+        page.goto(f"{address}&every=0.1")
         until(page, ALL_STEPS, 100)
         yield page
 

@@ -59,6 +59,20 @@ def age(folder: Path, seconds: float) -> None:
 def test_a_missing_folder_is_an_empty_run(tmp_path: Path) -> None:
     summary = run_in(tmp_path / "later").summary("later")
     assert (summary["status"], summary["step"], summary["records"], summary["read_share"]) == ("empty", None, 0, 1.0)
+    assert summary["note"] == "no such folder"
+    assert run_in(tmp_path).summary("now")["note"] == "nothing written yet"
+
+
+def test_a_failed_run_is_shown_with_its_reason_until_it_is_started_again(tmp_path: Path) -> None:
+    started = {"time_unix": time.time(), "event": "started", "step": 0}
+    failed = {"time_unix": time.time(), "event": "failed", "step": 3, "reason": "TrainingError: loss is not finite"}
+    write(tmp_path / "metrics.jsonl", *steps(3, time.time()))
+    write(tmp_path / "events.jsonl", started, failed)
+    summary = run_in(tmp_path).summary("x")
+    assert (summary["status"], summary["eta_seconds"]) == ("failed", None)
+    assert "TrainingError: loss is not finite" in summary["note"]
+    write(tmp_path / "events.jsonl", started, failed, started)
+    assert run_in(tmp_path).summary("x")["status"] == "running"
 
 
 class WatchedFiles(Files):
@@ -184,6 +198,8 @@ def test_runs_that_appear_later_are_found(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("z2all_ds.track.board.watch.SEARCH_EVERY_SECONDS", 0.05)
     monkeypatch.setattr("z2all_ds.track.board.run.UPDATE_EVERY_SECONDS", 0.05)
     runs = tmp_path / "runs"
+    runs.mkdir()
+    (tmp_path / "other" / "first").mkdir(parents=True)
     watch = Watch([f"{runs}/", str(tmp_path / "other" / "first")])
     watch.start()
     try:

@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import pytest
+
+from z2all_ds.track.board.run import WatchedRun
 from z2all_ds.track.board.settings import Settings, differences, flattened, parse
 from z2all_ds.track.files import Files
 
@@ -40,7 +43,20 @@ def test_missing_and_incomplete_files_are_ignored(tmp_path: Path) -> None:
     look()
     assert settings.flat == {"train.steps": 5, "ds_config.zero_optimization.stage": 2}
     assert parse(b"\xff\xfe: [") == {}
-    assert parse(b"note: 2026-13-45") == {}
+    assert parse(b"note: 2026-13-45") == {"note": "2026-13-45"}  # a date is text
+
+
+def test_a_linked_file_and_yaml_aliases_are_not_shown(tmp_path: Path) -> None:
+    """Both could show or become more than the run folder holds."""
+    (tmp_path / "secret.json").write_text('{"password": "geheim"}')
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "ds_config.json").symlink_to("../secret.json")
+    (run / "run.yaml").write_text("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n")
+    watched = WatchedRun(0, Files(), str(run), str(run))
+    with pytest.raises(OSError, match="a symbolic link"):
+        watched.update()
+    assert watched.settings.flat == {}
 
 
 def test_differences_come_first() -> None:

@@ -8,18 +8,22 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from tests.helpers.fed_runs import FedRun, hurt, sink_processes
 from tests.helpers.processes import ended
 from tests.helpers.small_disk import small_disk
-from tests.helpers.wandb_files import offline_rows
+from tests.helpers.wandb_files import exit_codes, offline_rows
 from tests.track.sinks.test_tensorboard_sink import points
 from z2all_ds.base.config.sections import TrackSection
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.base.machine import process_is_alive
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.track.sinks.feed import SinkFeed
+from z2all_ds.track.sinks.session import Owner, run_session
+from z2all_ds.track.sinks.settings import SinkSettings
 from z2all_ds.track.writer import read_records
 
 MOST_POLL_SECONDS = 0.05
@@ -30,6 +34,7 @@ from pathlib import Path
 from tests.helpers.fed_runs import FedRun
 
 run = FedRun(Path(sys.argv[1]), wandb="offline", tensorboard=True, finish_seconds=20)
+run.event("started", 0)
 run.steps(1, 20)
 print("written", flush=True)
 time.sleep(120)
@@ -111,6 +116,7 @@ def test_sinks_of_a_killed_run_end_and_lose_no_record(tmp_path: Path) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.05)
     assert [row["step"] for row in offline_rows(tmp_path)] == list(range(1, 21))
+    assert exit_codes(tmp_path) == [1]  # although nobody has recorded the failure
     assert [step for step, _ in points(tmp_path / "sinks" / "tensorboard", "loss")] == list(range(1, 21))
 
 
@@ -188,6 +194,19 @@ def test_a_session_waits_for_the_previous_session_to_end(tmp_path: Path) -> None
     run.close()
     assert run.said == [f"TensorBoard: tensorboard --load_fast=false --logdir {tmp_path / 'sinks' / 'tensorboard'}"]
     assert [step for step, _ in points(tmp_path / "sinks" / "tensorboard", "loss")] == [1, 2, 3]
+
+
+def test_links_in_place_of_the_lock_and_the_log_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "target").write_text("kept")
+    folder, settings = RunFolder(tmp_path / "run"), TrackSection(tensorboard=True)
+    for link in (folder.sinks / ".tensorboard.lock", folder.root / "logs" / "sinks.log"):
+        link.parent.mkdir(parents=True)
+        link.symlink_to(tmp_path / "target")
+    with pytest.raises(ConfigError, match="lock: is a link"):
+        run_session(folder, "tensorboard", cast(SinkSettings, None), cast(Owner, None))
+    with pytest.raises(ConfigError, match="log: is a link"):
+        SinkFeed(settings, folder, print, 30.0).poll()
+    assert (tmp_path / "target").read_text() == "kept"
 
 
 def test_the_reason_for_offline_mode_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

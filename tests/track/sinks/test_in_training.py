@@ -13,7 +13,7 @@ import pytest
 from tests.helpers.fed_runs import hurt, sink_processes
 from tests.helpers.processes import ended
 from tests.helpers.training import losses, metrics, run_arguments, train_many
-from tests.helpers.wandb_files import offline_rows
+from tests.helpers.wandb_files import exit_codes, offline_rows
 from tests.track.sinks.test_tensorboard_sink import points
 from z2all_ds.base.errors import EXIT_REQUEUE
 from z2all_ds.base.run_folder import RunFolder
@@ -51,6 +51,7 @@ def test_a_run_asked_to_stop_sends_all_records_before_any_rank_ends(
     assert not folder.faults.is_dir() or not list(folder.faults.iterdir())
     steps = [record["step"] for record in metrics(folder.root)]
     assert [row["step"] for row in offline_rows(folder.root) if "loss" in row] == steps
+    assert exit_codes(folder.root) == [0]
 
 
 @pytest.mark.extended

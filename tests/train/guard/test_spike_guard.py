@@ -2,6 +2,10 @@
 
 import json
 import math
+import statistics
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,6 +14,7 @@ from hypothesis import strategies as st
 from z2all_ds.base.config import load_run_config
 from z2all_ds.base.config.sections import GuardSection
 from z2all_ds.base.errors import ConfigError
+from z2all_ds.train.guard.guarded_steps import GuardedSteps
 from z2all_ds.train.guard.spike_guard import (
     LEAST_DEVIATION,
     LEAST_DEVIATION_OF_NORMS,
@@ -17,6 +22,8 @@ from z2all_ds.train.guard.spike_guard import (
     Outlier,
     SpikeGuard,
 )
+from z2all_ds.train.hooks.spikes import SpikeHandling
+from z2all_ds.train.run_state import RunState
 
 SECTION = GuardSection(min_steps=8, window_steps=16)
 
@@ -113,3 +120,140 @@ def test_outliers_are_readable_as_text() -> None:
 def test_a_window_too_short_to_judge_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"guard: min_steps=64 must not exceed window_steps=32"):
         load_run_config(None, ["guard.min_steps=64", "guard.window_steps=32"])
+
+
+@pytest.mark.parametrize("max_bad_steps", [20, 200])
+def test_a_new_level_is_learned_also_if_the_window_is_shorter_than_the_bad_steps(max_bad_steps: int) -> None:
+    guard = SpikeGuard(GuardSection(window_steps=16, min_steps=8, max_bad_steps=max_bad_steps))
+    assert not any(guard.count(bad=True) for _ in range(8))
+    assert guard.count(bad=True)
+
+
+def test_too_many_bad_steps_are_a_new_level_which_is_learned_again() -> None:
+    section = GuardSection(min_steps=8, window_steps=16, max_bad_steps=3)
+    guard = guard_after(*[1.0] * 16, section=section)
+    assert guard.outliers({"loss": 4.0})
+    assert [guard.count(bad=True) for _ in range(4)] == [False, False, False, True]
+    assert guard.bad_steps == 0 and guard.outliers({"loss": 4.0}) == []
+    for _ in range(8):
+        guard.accept({"loss": 4.0})
+    assert guard.outliers({"loss": 4.1}) == [] and guard.outliers({"loss": 8.0})
+
+
+def test_the_limit_of_a_domain_is_wider_in_a_step_with_few_of_its_tokens() -> None:
+    guard = SpikeGuard(SECTION)
+    for loss in (2.0, 2.1) * 8:
+        guard.accept({"loss_of_zh": loss}, {"loss_of_zh": 400})
+    usual, few = guard.limit("loss_of_zh", 400), guard.limit("loss_of_zh", 100)
+    assert usual and few
+    assert usual == guard.limit("loss_of_zh", 800) == guard.limit("loss_of_zh")
+    level = statistics.median([2.0, 2.1] * 2)
+    assert math.log(few / level) == pytest.approx(2 * math.log(usual / level), rel=1e-3)
+
+
+def test_a_step_with_more_of_a_domain_with_a_high_loss_is_not_an_outlier() -> None:
+    guard = SpikeGuard(SECTION)
+    only_zh = {"loss": 1.0, "loss_of_zh": 1.0}, {"loss_of_zh": 400}
+    guard.accept({"loss": 5.0, "loss_of_en": 5.0}, {"loss_of_en": 400})
+    for _ in range(16):
+        guard.accept(*only_zh)
+    only_en = {"loss": 5.0, "loss_of_en": 5.0}
+    assert guard.outliers(only_en) != []  # by its loss alone
+    assert guard.outliers(only_en, {"loss_of_en": 400}) == []
+    mixed = {"loss_of_en": 100, "loss_of_zh": 300}
+    assert guard.outliers({"loss": 2.0, "loss_of_en": 5.0, "loss_of_zh": 1.0}, mixed) == []
+    assert guard.outliers({"loss": 4.0, "loss_of_en": 13.0, "loss_of_zh": 1.0}, mixed) != []
+    assert guard.outliers({"loss": 5.0, "loss_of_code": 5.0}, {"loss_of_code": 400}) == []  # the first of its domain
+
+
+@pytest.mark.parametrize(("policy", "taken"), [("warn", True), ("act", False)])
+def test_an_outlier_of_one_domain_only_skips_a_step_if_asked_to(policy: str, taken: bool) -> None:
+    section = GuardSection(min_steps=8, window_steps=16, domain_policy=policy)
+    steps = GuardedStepsOf(section)
+    for _ in range(10):
+        steps.take({"zh": 3.0, "notes": 1.0})
+    figures = steps.take({"zh": 3.0, "notes": 2.0})
+    assert [outlier.name for outlier in figures.outliers] == ["loss_of_notes"]
+    assert figures.taken is taken and figures.is_bad is not taken
+    assert steps.take({"zh": 3.0, "notes": math.nan}).taken is False
+
+
+@pytest.mark.parametrize(("every_steps", "rollbacks"), [(1, 2), (5, 2), (20, 2), (30, 1), (1000, 0)])
+def test_rollbacks_end_when_a_new_level_is_declared(every_steps: int, rollbacks: int) -> None:
+    """The loss is higher from sample 33 on: once that is learned, only the two real spikes are acted on."""
+    section = GuardSection(min_steps=8, window_steps=16, max_bad_steps=3, policy="rollback")
+    spikes = dict.fromkeys((60, 75), 40.0)
+    run = RollingBack(section, every_steps, lambda sample: spikes.get(sample, 2.0 if sample < 33 else 4.0))
+    run.train(100)
+    assert [level["step"] for level in run.events["new_level"]] == [37 if every_steps == 1000 else 34]
+    after = [event["samples"][0] for event in run.events["spike"] if event["samples"][0] > 40]
+    assert after == [60, 75]
+    back = [event for event in run.events.get("rolled_back", []) if event["from_step"] > 40]
+    assert len(back) == rollbacks
+    assert all(event["step"] >= 34 for event in back)
+
+
+class RollingBack:
+    """Steps of one sample each, under the real hook and the real rollback, with a checkpoint every few steps."""
+
+    def __init__(self, section: GuardSection, every_steps: int, loss: Callable[[int], float]) -> None:
+        self._steps, self._every_steps, self._loss = GuardedStepsOf(section), every_steps, loss
+        self._guard = self._steps.guard
+        self._skip: list[list[int]] = []
+        self._checkpoint: Any = None
+        self.position, self.events = 0, dict[str, list[dict[str, Any]]]()
+        self.state: Any = RunState.__new__(RunState)
+        self.state.__dict__.update(step=0, _guard=self._guard, _recorder=self, _loader=self, _go_to=self._go_to)
+        self.state.__dict__.update(_newest=lambda: (self._checkpoint, []), of_all_ranks=lambda state: state)
+        context: Any = SimpleNamespace(run=SimpleNamespace(guard=section), loader=self, state=self.state, recorder=self)
+        context.world = SimpleNamespace(is_main=False)
+        self._hook = SpikeHandling(context)
+        self.stream, self.say, self.go_back_to = self, lambda line: None, lambda step: None
+
+    def train(self, steps: int) -> None:
+        for _ in range(20 * steps):
+            if self.state.step >= steps:
+                return
+            self._hook.before_step(self.state.step + 1)
+            while any(first <= self.position < end for first, end in self._skip):
+                self.position += 1
+            self.position, number = self.position + 1, self.state.step + 1
+            self.state.step = number
+            step: Any = SimpleNamespace(figures=self._steps.take({"zh": self._loss(self.position - 1)}))
+            self._hook.after_record(step)
+            if self.state.step == number and number % self._every_steps == 0:
+                trainer = json.loads(json.dumps({"guard": self._guard.state_dict()}))
+                self._checkpoint = SimpleNamespace(step=number, trainer=trainer, data_state=self.state_dict())
+        pytest.fail(f"still at step {self.state.step}")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position, "skip": self._skip}
+
+    def event(self, kind: str, **details: Any) -> None:
+        self.events.setdefault(kind, []).append(details)
+
+    def _go_to(self, checkpoint: Any, data_state: dict[str, Any]) -> None:
+        self.position, self._skip, self.state.step = data_state["position"], data_state["skip"], checkpoint.step
+        self._guard.load_state_dict(checkpoint.trainer["guard"])
+
+
+class GuardedStepsOf:
+    """Guarded steps without an engine: `take` feeds the figures of one step."""
+
+    def __init__(self, section: GuardSection) -> None:
+        self._losses: dict[str, float] = {}
+        self._steps = object.__new__(GuardedSteps)
+        self.guard = SpikeGuard(section)
+        self._steps.__dict__.update(guard=self.guard, _section=section, _scales_loss=False)
+        self._steps.__dict__.update(_channel_loss=self, _figures=None, _gate=self)
+        self.tokens: dict[str, int] = {}
+
+    def take(self, losses: dict[str, float] | None = None) -> Any:
+        if losses is None:  # as the channel loss
+            return self._losses["zh"], self._losses
+        self._losses, self.tokens = losses, dict.fromkeys(losses, 100)
+        self._steps._allows(1.0)
+        return self._steps.finish()
+
+    def take_answer(self) -> bool:
+        return True

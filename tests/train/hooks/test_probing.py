@@ -101,7 +101,7 @@ def test_rows_are_packed_as_separate_documents() -> None:
     for row, (sample, start) in zip(rows, places, strict=True):
         end = start + len(row.ids)
         assert batch["input_ids"][sample][start:end] == list(row.ids)
-        assert batch["labels"][sample][start:end] == [*row.ids[1:], -100]
+        assert batch["next_tokens"][sample][start:end] == [*row.ids[1:], -100]
         assert batch["position_ids"][sample][start:end] == list(range(len(row.ids)))
         assert len(set(batch["document_ids"][sample][start:end])) == 1
     assert len({(sample, batch["document_ids"][sample][start]) for sample, start in places}) == len(rows)

@@ -1,4 +1,4 @@
-"""Real runs on a corpus with a poisoned domain: with the guard they reach the loss of a run on clean text."""
+"""Real runs on a corpus with some poisoned documents: with the guard they reach the loss of a run on clean text."""
 
 import json
 import random
@@ -21,22 +21,21 @@ SENTENCES = [
 ]
 STEPS = 120
 POLICIES = ("skip", "rollback")
+POISONED = range(9, 209, 10)
+"""Numbers of the documents in the poisoned corpus."""
 
 
 def write_corpus(folder: Path, poisoned: bool) -> Path:
-    """Write a corpus of simple sentences and return its folder; if poisoned, its rare domain is random characters."""
+    """Write a corpus of simple sentences and return its folder; if poisoned, some documents are random characters."""
     draw = random.Random(5)
-    plain = [" ".join(draw.choices(SENTENCES, k=40)) for _ in range(200)]
-    rare = [" ".join(draw.choices(SENTENCES, k=40)) for _ in range(20)]
+    texts = [" ".join(draw.choices(SENTENCES, k=40)) for _ in range(200)]
     if poisoned:
-        rare = ["".join(chr(draw.randrange(0x4E00, 0x9FFF)) for _ in range(400)) for _ in range(20)]
-    sources = []
+        for place in POISONED:
+            texts.insert(place, "".join(chr(draw.randrange(0x4E00, 0x9FFF)) for _ in range(20)))
     folder.mkdir()
-    for name, texts in (("plain", plain), ("rare", rare)):
-        file = folder / f"{name}.jsonl"
-        file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-        sources.append(SourceSpec(name, "jsonl", (file,)))
-    build_corpus(folder / "corpus", sources)
+    file = folder / "plain.jsonl"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    build_corpus(folder / "corpus", [SourceSpec("plain", "jsonl", (file,))])
     return folder / "corpus"
 
 
@@ -50,7 +49,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory, small_tokenizer: Path) -> Pat
             "deepspeed=zero2",
             f"train.steps={STEPS}",
             "optimizer.lr=0.01",
-            "data.weights={plain: 0.985, rare: 0.015}",
             f"validation.corpus={clean}",
             f"validation.every_steps={STEPS}",
             "validation.samples=32",
@@ -67,11 +65,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory, small_tokenizer: Path) -> Pat
     # Snapshots are taken at the steps at which the other run has checkpoints, and no checkpoint is written.
     in_memory = ("guard.policy=rollback", "checkpoint.snapshot_every=20", "checkpoint.every_steps=1000")
     plan += [arguments("rollback_in_memory", poisoned, *in_memory)]
-    plan += [arguments("warn", poisoned, "guard.policy=warn", "train.stop_at_step=48")]
+    plan += [arguments("warn", poisoned, "guard.policy=warn")]
     plan += [arguments("stop", poisoned, "guard.policy=stop"), arguments("few", poisoned, "guard.max_bad_steps=1")]
     plan += [arguments("broken", clean, "optimizer.lr=1e30", "train.steps=8", "schedule.warmup_steps=0")]
     wrong = TrainingError.exit_code
-    assert train_many(folder, plan) == [0, 0, 0, 0, 0, wrong, wrong, wrong]
+    assert train_many(folder, plan) == [0, 0, 0, 0, 0, wrong, 0, wrong]
+    bad = [event["skipped_samples"] for event in events(folder / "rollback", "rolled_back")]
+    assert train_many(folder, [arguments("never_read", poisoned, f"data.skip_samples={bad}")]) == [0]
     return folder
 
 
@@ -85,11 +85,15 @@ def test_clean_text_causes_no_spike(runs: Path) -> None:
     assert losses(runs / "clean")[-1] < 0.5 * losses(runs / "clean")[0]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_poisoned_domain_does_not_change_the_final_validation_loss(policy: str, runs: Path) -> None:
-    assert events(runs / policy, "spike")
-    found, clean = (metrics(runs / name)[-1]["validation_loss"] for name in (policy, "clean"))
+def test_skipped_steps_hardly_change_the_final_validation_loss(runs: Path) -> None:
+    assert events(runs / "skip", "spike")
+    found, clean = (metrics(runs / name)[-1]["validation_loss"] for name in ("skip", "clean"))
     assert found == pytest.approx(clean, rel=0.01)
+
+
+def test_after_rollbacks_losses_are_those_of_a_run_that_never_read_the_bad_samples(runs: Path) -> None:
+    assert events(runs / "rollback", "rolled_back") and not events(runs / "never_read", "spike")
+    assert losses(runs / "rollback") == losses(runs / "never_read")
 
 
 def test_a_spike_event_names_values_limits_and_documents(runs: Path) -> None:
@@ -98,8 +102,8 @@ def test_a_spike_event_names_values_limits_and_documents(runs: Path) -> None:
     assert event["values"]["loss"] > event["limits"]["loss"]
     first, end = event["samples"]
     assert (first, end) == (8 * (event["step"] - 1), 8 * event["step"])
-    rare = [document for document in event["documents"] if document["domain"] == "rare"]
-    assert rare and {"sample", "shard", "record"} <= set(rare[0]) and first <= rare[0]["sample"] < end
+    poison = [document for document in event["documents"] if document["record"] in POISONED]
+    assert poison and {"sample", "shard", "domain"} <= set(poison[0]) and first <= poison[0]["sample"] < end
 
 
 def test_only_skipped_steps_are_marked_as_not_taken(runs: Path) -> None:
@@ -141,7 +145,13 @@ def test_runs_that_stop_or_give_up_log_the_reason(runs: Path) -> None:
 
     assert len(events(runs / "stop", "spike")) == 1
     assert "guard.policy=stop" in log("stop")
-    assert len(events(runs / "few", "spike")) == 2
-    assert "more bad steps than guard.max_bad_steps=1" in log("few")
+    assert events(runs / "stop", "failed")[-1]["reason"].startswith("TrainingError: ")
     assert "not finite 3 times in a row: the weights are corrupt" in log("broken")
     assert not list((runs / "broken" / "checkpoints").glob("step_*"))
+
+
+def test_many_bad_steps_are_a_new_level_and_do_not_end_the_run(runs: Path) -> None:
+    levels = events(runs / "few", "new_level")
+    assert levels and levels[0]["step"] == events(runs / "few", "spike")[1]["step"]
+    assert metrics(runs / "few")[-1]["step"] == STEPS
+    assert "guard.max_bad_steps=1" in (runs / "few" / "logs" / "rank_0000.log").read_text()

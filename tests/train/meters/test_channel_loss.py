@@ -162,6 +162,22 @@ def test_tokens_of_the_last_step_are_counted_by_domain() -> None:
     assert meter.tokens == {}
 
 
+def test_skipped_records_are_counted_by_domain_without_changing_the_loss() -> None:
+    plain, meter = ChannelLoss(DOMAINS, CPU, World()), ChannelLoss(DOMAINS, CPU, World(), counts_bad_records=True)
+    for one in (plain, meter):
+        one.add(*micro_batch(1))
+        one.raise_flag()
+        one.say_cost(RankCost(0.5, 0.25, 3.0))
+    meter.add_bad_records({"zh": 2, "code": 1})
+    meter.add_bad_records({"zh": 1})
+    assert meter.take() == plain.take()
+    assert (meter.bad_records, plain.bad_records) == ({"code": 1, "zh": 3}, {})
+    assert meter.flag_was_raised and meter.tokens == plain.tokens
+    assert meter.rank_costs == plain.rank_costs == [RankCost(0.5, 0.25, 3.0)]
+    meter.take()
+    assert meter.bad_records == {}
+
+
 def test_without_a_world_no_costs_are_exchanged() -> None:
     meter = ChannelLoss(DOMAINS, CPU)
     meter.take()

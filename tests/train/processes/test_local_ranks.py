@@ -1,16 +1,22 @@
 """Starting ranks: the launcher's command line, the number of ranks, and a port in use."""
 
+import os
+import signal
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from tests.helpers.training import losses, run_arguments
+from z2all_ds.base import child_process
 from z2all_ds.base.errors import ClusterError
 from z2all_ds.base.machine import free_port
 from z2all_ds.train.processes import local_ranks
 from z2all_ds.train.processes.local_ranks import check_ranks, deepspeed_command, run_local_ranks
+from z2all_ds.train.processes.starter import STOP_SIGNALS
 
 
 def test_the_command_line_of_the_deepspeed_launcher() -> None:
@@ -40,6 +46,29 @@ def test_invalid_numbers_of_ranks_are_refused(ranks: int, gpus: int, rule: str) 
 @pytest.mark.parametrize(("ranks", "gpus"), [(1, 0), (64, 0), (1, 2), (2, 2)])
 def test_valid_numbers_of_ranks_are_accepted(ranks: int, gpus: int) -> None:
     check_ranks(ranks, gpus)
+
+
+def test_signals_are_blocked_only_while_the_starter_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked: list[set[int]] = []
+
+    def start(*arguments: Any, **options: Any) -> Any:
+        blocked.append(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return child_process.start([sys.executable, "-c", "import time; time.sleep(600)"], **options)
+
+    def receive(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(local_ranks, "start", start)
+    before = signal.signal(signal.SIGUSR1, receive)
+    try:
+        with pytest.raises(KeyboardInterrupt):  # when the child has started, which is then ended
+            run_local_ranks([], 1, tmp_path / "logs" / "log")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert blocked == [set(STOP_SIGNALS)]
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+    assert not [child for child in psutil.Process().children() if "time.sleep(600)" in " ".join(child.cmdline())]
 
 
 def test_a_port_in_use_is_replaced_by_another(

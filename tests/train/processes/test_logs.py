@@ -10,9 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.helpers.screen import Terminal, lines_on_screen
 from tests.helpers.training import run_arguments
+from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.run_folder import RunFolder
+from z2all_ds.base.world import World
+from z2all_ds.train import pretrain
+from z2all_ds.train.processes.progress import STACKS_SIGNAL, Progress
 
 ENDLESS = ("train.steps=1000000", "checkpoint.every_steps=1000000")
 
@@ -25,6 +31,7 @@ from z2all_ds.train.processes.logs import RankOutput
 from z2all_ds.base.world import World
 
 output = RankOutput(RunFolder(Path(sys.argv[1])), World.take_from_environment())
+output.say("loss of \\x1b[2J")
 os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
 output.say("the run goes on")
 output.fail("and says why it ends", show=True)
@@ -103,7 +110,26 @@ def test_a_killed_rank_leaves_a_usable_terminal_and_an_error_line(
     terminal.close()
 
 
+def test_logs_that_are_links_end_a_rank_before_it_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The rank's log and the file for its stacks lead to a file outside of the run folder."""
+    (tmp_path / "target").write_text("kept")
+    folder, world = RunFolder(tmp_path / "run"), World(0, 1, 0, 1)
+    for path in (folder.rank_log(0), folder.stacks(0)):
+        path.parent.mkdir(parents=True)
+        path.symlink_to(tmp_path / "target")
+    assert pretrain.main([f"run_dir={folder.root}"]) == ConfigError.exit_code
+    assert f"ConfigError: {folder.rank_log(0)}: is a link" in capsys.readouterr().err
+    previous = signal.getsignal(STACKS_SIGNAL)
+    try:
+        with pytest.raises(ConfigError, match=r"stacks/rank_0000\.txt: is a link"):
+            Progress(folder, world, 60.0)
+    finally:
+        signal.signal(STACKS_SIGNAL, previous)
+    assert (tmp_path / "target").read_text() == "kept"
+
+
 def test_a_full_disk_loses_log_lines_but_does_not_end_the_run(tmp_path: Path) -> None:
     command = [sys.executable, "-u", "-c", ON_A_FULL_DISK, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "the run goes on\nand says why it ends\n")
+    assert (done.returncode, done.stderr) == (0, "loss of \\x1b[2J\nthe run goes on\nand says why it ends\n")
+    assert RunFolder(tmp_path).rank_log(0).read_text().endswith(" loss of \\x1b[2J\n")

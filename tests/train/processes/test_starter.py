@@ -10,14 +10,23 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.processes import ended
+from tests.helpers.warm_python import FRESH
 from z2all_ds.base.child_process import run_group
 from z2all_ds.base.machine import process_is_alive
+from z2all_ds.base.parent_watch import OWNER_VARIABLE, owner_mark
 from z2all_ds.base.world import World
 from z2all_ds.train.processes.local_ranks import local_command
+from z2all_ds.train.processes.starter import STOP_SIGNALS, blocked_signals
 
 WRITES_ITS_ENVIRONMENT = """
 import json, os, pathlib, sys
 pathlib.Path(sys.argv[1], os.environ["RANK"]).write_text(json.dumps([sys.argv[2:], dict(os.environ)]))
+"""
+WRITES_ITS_SIGNALS = """
+import signal
+ignored = (signal.getsignal(number) is signal.SIG_IGN for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT))
+print(signal.pthread_sigmask(signal.SIG_BLOCK, ()), *ignored)
 """
 RANK_1_FAILS = """
 import os, sys, time
@@ -59,6 +68,20 @@ def test_the_first_rank_that_fails_ends_all_with_its_exit_code(tmp_path: Path, e
 def test_the_starter_loads_neither_torch_nor_deepspeed_nor_numpy() -> None:
     code = "import sys, z2all_ds.train.processes.starter; print({'torch', 'deepspeed', 'numpy'} & sys.modules.keys())"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
+def test_an_owned_starter_and_its_ranks_never_receive_signals_to_every_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FRESH, "1")  # a process forked from a warm one inherits neither blocked nor ignored signals
+    environment = {**ranks_of(tmp_path, WRITES_ITS_SIGNALS), OWNER_VARIABLE: owner_mark()}
+    with blocked_signals():
+        process = subprocess.Popen(local_command([], 1, 29501, "a_rank"), env=environment, stdout=subprocess.PIPE)
+    with ended(process):
+        for number in STOP_SIGNALS:  # long before the interpreter has started
+            process.send_signal(number)
+        assert process.wait(60) == 0
+        assert process.stdout is not None and process.stdout.read() == b"set() True True True\n"
 
 
 def test_a_signal_to_the_process_group_ends_starter_and_ranks(tmp_path: Path) -> None:

@@ -4,18 +4,21 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.marked import marked, new_mark, wait_until
 from tests.helpers.training import metrics, run_arguments
+from tests.helpers.warm_python import FRESH
 from z2all_ds.base.errors import EXIT_INTERRUPTED, EXIT_REQUEUE
 from z2all_ds.base.machine import default_environment, free_port
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint import memory
 from z2all_ds.checkpoint.layout import find_latest
-from z2all_ds.track.writer import last_outcome
+from z2all_ds.track.writer import RunWriter, last_outcome
+from z2all_ds.train.processes.stopping import requeue_on_signals, stop_on_signals
 
 SCRIPT = Path(__file__).resolve().parents[3] / "launch" / "pretrain.py"
 ENDLESS = ("deepspeed=zero2", "train.steps=1000000", "checkpoint.every_steps=1000000")
@@ -74,6 +77,113 @@ def test_a_signal_makes_the_run_save_and_stop(
     said = run.terminal.read_text()
     assert f"{number.name}: the run will save a checkpoint and stop after this step" in said
     assert "stopped on request at step" in said and "Traceback" not in said and "Error" not in said
+
+
+def test_a_request_that_cannot_be_written_is_one_line_and_the_run_continues(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder(tmp_path / "deleted")
+    with stop_on_signals(folder) as signals:
+        signals.take(signal.SIGTERM, None)
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"SIGTERM: {folder.stop_request} cannot be written (No such file or directory)" in line
+        with pytest.raises(KeyboardInterrupt, match="SIGUSR1"):
+            signals.take(signal.SIGUSR1, None)
+
+
+def test_the_answer_to_a_signal_says_whether_a_checkpoint_follows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder(tmp_path)
+
+    def answer(*kinds: str) -> str:
+        """Return the answer while a launch has these events, after those of an earlier one."""
+        folder.events.unlink(missing_ok=True)
+        record(folder, "started", "first_step")
+        with stop_on_signals(folder) as signals:
+            record(folder, *kinds)
+            signals.take(signal.SIGINT, None)
+        return capsys.readouterr().err
+
+    before, after = (
+        f"SIGINT: the run will {what}; repeat to end it at once\n"
+        for what in ("stop before its first step", "save a checkpoint and stop after this step")
+    )
+    assert answer() == before
+    assert answer("started") == before
+    assert answer("started", "first_step", "checkpoint") == after
+    assert answer("started", "first_step", "fault") == before  # a restart
+    assert answer("started", "first_step", "fault", "started", "first_step", "recovered") == after
+
+
+def record(folder: RunFolder, *kinds: str) -> None:
+    writer = RunWriter(folder)
+    for kind in kinds:
+        writer.event(kind, step=0)
+    writer.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_outside_of_training_ends_the_command_with_the_requeue_code(
+    number: signal.Signals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises(SystemExit) as ended, requeue_on_signals():
+        os.kill(os.getpid(), number)
+    assert ended.value.code == EXIT_REQUEUE
+    said = f"{number.name}: ended outside of training; the same command starts or resumes the run\n"
+    assert capsys.readouterr().err == said
+    assert signal.getsignal(number) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.extended)])
+def test_a_signal_to_every_process_of_the_run_makes_it_save_and_stop(
+    number: signal.Signals,
+    tmp_path: Path,
+    small_corpus: Path,
+    small_tokenizer: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """systemd, slurm and some containers signal all processes, not only the command."""
+    monkeypatch.setenv(FRESH, "1")  # a process forked from a warm one does not inherit ignored signals
+    more = ("data.num_workers=1", "checkpoint.snapshot_every=1")
+    run = Running(BY_Z2ALL, tmp_path, small_corpus, small_tokenizer, *more)
+    try:
+        wait_until(lambda: run.folder.root in memory.all_snapshot_folders().values(), "a snapshot")
+        for pid in marked(run.mark):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        assert run.process.wait(60) == EXIT_REQUEUE, run.terminal.read_text()
+        assert marked(run.mark) == {}
+    finally:
+        run.kill()
+    assert run.has_saved_its_last_step()
+    assert last_outcome(run.folder) == "requeue"
+
+
+def test_a_second_start_in_the_same_folder_touches_nothing(
+    tmp_path: Path, small_corpus: Path, small_tokenizer: Path
+) -> None:
+    run = Running(BY_Z2ALL, tmp_path, small_corpus, small_tokenizer, "checkpoint.snapshot_every=1")
+    try:
+        wait_until(lambda: run.folder.root in memory.all_snapshot_folders().values(), "a snapshot")
+        arguments = run_arguments(run.folder.root, small_corpus, small_tokenizer, *ENDLESS)
+        second = subprocess.Popen([*BY_Z2ALL, *arguments], start_new_session=True, stderr=subprocess.PIPE, text=True)
+        wait_until(lambda: _waits_for_lock(second.pid, run.folder.root / ".launch_lock"), "the second to wait")
+        second.send_signal(signal.SIGINT)
+        assert second.wait(60) == EXIT_INTERRUPTED
+        assert run.process.poll() is None and not run.folder.stop_request.exists()
+        assert run.folder.root in memory.all_snapshot_folders().values()
+        steps = run.steps_taken()
+        wait_until(lambda: run.steps_taken() > steps + 1, "the first to go on")
+    finally:
+        run.kill()
+
+
+def _waits_for_lock(pid: int, lock: Path) -> bool:
+    """Return whether the process has opened the file, which it does before it waits."""
+    links = list(Path(f"/proc/{pid}/fd").iterdir())
+    return any(os.path.realpath(link) == str(lock) for link in links)
 
 
 def test_a_second_ctrl_c_ends_the_run_immediately(tmp_path: Path, small_corpus: Path, small_tokenizer: Path) -> None:

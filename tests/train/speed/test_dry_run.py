@@ -1,6 +1,7 @@
 """The memory check before the first step: its estimate matches the memory of real steps, and it changes nothing."""
 
 import gc
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,14 @@ from tests.zero.engines import tiny_engine, train
 from z2all_ds.base.config import load_run_config
 from z2all_ds.base.config.stages import run_stages
 from z2all_ds.base.errors import MachineError
-from z2all_ds.train.speed.dry_run import distinct_shapes, dry_run, first_step_bytes, forward_peak_bytes, state_bytes
+from z2all_ds.train.speed.dry_run import (
+    distinct_shapes,
+    dry_run,
+    first_step_bytes,
+    forward_peak_bytes,
+    state_bytes,
+    step_bytes,
+)
 from z2all_ds.zero.ds_config import resolve
 from z2all_ds.zero.gradient_sinks import GradientSinks
 
@@ -46,6 +54,44 @@ def test_nothing_is_logged_on_a_cpu() -> None:
         assert said == []
         weights = sum(p.numel() for p in engine.module.parameters())
         assert state_bytes(engine, resolve(run, 1, "cpu")) == 8 * weights
+
+
+@pytest.mark.parametrize(
+    ("json", "ranks", "updated", "copied"),
+    [("zero1", 1, 3_000_000, 0), ("zero2", 4, 750_000, 0), ("zero3", 1, 1_000_000, 4), ("zero0", 1, 2_000_000, 0)],
+)
+def test_temporary_tensors_of_the_step_are_counted(json: str, ranks: int, updated: int, copied: int) -> None:
+    """In proportion to the largest tensor that is updated at once: a shard, a sub-group of it, or a weight."""
+    weights = [torch.nn.Parameter(torch.zeros(size)) for size in (2_000_000, 1_000_000)]
+    module = SimpleNamespace(parameters=lambda: weights)
+    optimizer = SimpleNamespace(sub_group_size=1_000_000)
+    if json == "zero2":
+        optimizer = SimpleNamespace(averaged_gradients={}, gradient_accumulation_dtype=torch.float32)
+    engine: Any = SimpleNamespace(module=module, optimizer=optimizer, dp_world_size=ranks)
+    for kind, temporary in (("adamw", 0.0), ("adamw_8bit", 8.03125)):
+        run = load_run_config(None, [f"deepspeed={json}", f"optimizer.kind={kind}", "train.global_batch=8"])
+        resolved = resolve(run, ranks, "cuda", elsewhere=True)
+        assert step_bytes(engine, resolved) == int((copied + temporary) * updated)
+
+
+@pytest.mark.parametrize(("total", "fits"), [(10**9, True), (10**6, False)])
+def test_a_step_that_does_not_fit_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, total: int, fits: bool) -> None:
+    """Without activations, so a smaller micro-batch is no advice."""
+    run = load_run_config(None, ["deepspeed=zero1", "optimizer.kind=adamw_8bit"])
+    module = SimpleNamespace(parameters=lambda: [torch.nn.Parameter(torch.zeros(1_000_000))])
+    device = SimpleNamespace(type="cuda")
+    engine: Any = SimpleNamespace(module=module, optimizer=SimpleNamespace(), dp_world_size=1, device=device)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=total))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+    monkeypatch.setattr("z2all_ds.train.speed.dry_run.forward_peak_bytes", lambda *_: 0)
+    said: list[str] = []
+    resolved = resolve(run, 1, "cuda", elsewhere=True)
+    if fits:
+        dry_run(engine, run, resolved, said.append)
+        assert "need about" in said[0]
+    else:
+        with pytest.raises(MachineError, match=r"^the optimizer step \(adamw_8bit\): needs .* Use another optimizer"):
+            dry_run(engine, run, resolved, said.append)
 
 
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=on_gpu)])

@@ -166,8 +166,11 @@ def test_bf16_weights_are_read_from_the_json(tmp_path: Path) -> None:
     assert resolved_with(str(mine), "adamw_bf16", "cuda").optimizer.state_bytes_per_parameter == 4
 
 
-def test_an_invalid_combination_is_refused_before_the_run_folder_is_created(tmp_path: Path) -> None:
-    answer = z2all("train", "deepspeed=zero2_offload", "optimizer.kind=lion", f"run_dir={tmp_path}/run", cwd=tmp_path)
+def test_an_invalid_combination_is_refused_before_the_run_folder_is_created(
+    tmp_path: Path, small_corpus: Path, small_tokenizer: Path
+) -> None:
+    data = [f"data.corpus={small_corpus}", f"data.tokenizer={small_tokenizer}", f"run_dir={tmp_path}/run"]
+    answer = z2all("train", "deepspeed=zero2_offload", "optimizer.kind=lion", *data, cwd=tmp_path)
     line = one_line(answer, ConfigError.exit_code)
     assert "optimizer.kind=lion: the DeepSpeed JSON offloads the state, which only ds_cpu_adam supports." in line
     assert not (tmp_path / "run").exists()

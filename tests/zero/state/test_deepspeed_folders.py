@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import deepspeed
@@ -13,16 +14,19 @@ import torch
 
 from tests.helpers import fp16
 from tests.helpers.checkpoints import read_whole
-from tests.zero.engines import tiny_engine, train
+from tests.zero.engines import TINY_SHAPE, tiny_engine, train
 from tests.zero.state.states import assert_same_state
 from z2all_ds.base.errors import CheckpointError
+from z2all_ds.base.run_folder import RunFolder
+from z2all_ds.checkpoint import memory
 from z2all_ds.checkpoint.layout import open_checkpoint
 from z2all_ds.checkpoint.retention import Retention
 from z2all_ds.checkpoint.state_files import StateReader
 from z2all_ds.model import Z2allConfig, Z2allForCausalLM
 from z2all_ds.zero.op_builds import prebuild
+from z2all_ds.zero.state import import_deepspeed as import_module
 from z2all_ds.zero.state.deepspeed_folders import DeepSpeedFolder
-from z2all_ds.zero.state.import_deepspeed import import_folder
+from z2all_ds.zero.state.import_deepspeed import import_deepspeed, import_folder
 from z2all_ds.zero.state.save import restore, save_checkpoint
 
 
@@ -281,6 +285,28 @@ def test_another_model_and_an_existing_or_older_step_are_refused(theirs: Path, t
     (tmp_path / "step_00000002").rename(tmp_path / "step_00000007")
     with pytest.raises(CheckpointError, match="is older than step_00000007"):
         import_folder(source, tmp_path, shapes, {}, seed=1)
+
+
+def test_an_import_ends_the_lineage_of_a_killed_run(
+    theirs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The killed run has a later step in memory, from which it would resume instead."""
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    monkeypatch.setattr(import_module, "open_tokenizer", lambda run: SimpleNamespace(model_token_ids={}))
+    monkeypatch.setattr(import_module, "_data_state", lambda *source: ({"position": 16}, "data: continues"))
+    run, snapshots = RunFolder(tmp_path / "run"), memory.SnapshotFolder(memory.new_lineage())
+    run.root.mkdir()
+    snapshots.create(run.root)
+    try:
+        snapshots.finish(0, 900, {})
+        memory.write_lineage(run, snapshots)
+        config = tmp_path / "run.yaml"
+        config.write_text("{}")
+        first, *_ = import_deepspeed(theirs, None, str(config), [*TINY_SHAPE, f"run_dir={run.root}"])
+        assert first.startswith(f"{run.checkpoints}/step_00000002: step 2")
+        assert memory.snapshot_folder(run) is None and not snapshots.path.exists()
+    finally:
+        snapshots.remove()
 
 
 def test_random_generators_are_seeded(theirs: Path, tmp_path: Path) -> None:

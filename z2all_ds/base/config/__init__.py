@@ -1,4 +1,4 @@
-"""The run config: its sections, how it is loaded, and the settings in effect at each step."""
+"""The run config: its sections, how it is loaded and explained, and the settings in effect at each step."""
 
 from z2all_ds.base.config.run_config import (
     RunConfig,

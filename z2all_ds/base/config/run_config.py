@@ -29,9 +29,15 @@ from z2all_ds.base.config.sections import (
     ValidationSection,
 )
 from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.paths import expanded, refuse_passwords
 from z2all_ds.base.resources import find_named_file
+from z2all_ds.base.storage.open_files import read_regular
+from z2all_ds.base.vocabulary_rows import AUTO, automatic_size
+from z2all_ds.base.yaml_text import BadYaml, load_yaml
 
 MIN_DEFAULT_LANES = 64
+_VOCABULARY = ("model", "data", "train")
+"""Sections that `model.vocab_size: auto` is computed from."""
 WHOLE_VALUES = ("weights", "rope_scaling")
 """Settings of type dict that are one value each: a later layer replaces them completely."""
 
@@ -101,6 +107,11 @@ class RunConfig(Section):
         return self
 
     @property
+    def writes_checkpoints(self) -> bool:
+        """Return whether the run saves a checkpoint to disk, on the way or at its end."""
+        return self.checkpoint.at_end or self.checkpoint.every_steps <= self.train.last_step
+
+    @property
     def num_lanes(self) -> int:
         """Return the setting or its default. Few lanes could all be in long documents of one domain for many steps."""
         global_batch = self.train.global_batch
@@ -120,21 +131,35 @@ def load_run_config(path: str | None = None, overrides: list[str] | None = None)
     merged: dict[str, Any] = {}
     for layer in layers:
         merged = merge_nested(merged, layer)
+    _fill_in_vocabulary(merged)
     try:
         return RunConfig.model_validate(merged)
     except ValidationError as error:
         raise _config_error(error) from None
 
 
+def _fill_in_vocabulary(merged: dict[str, Any]) -> None:
+    """Replace `model.vocab_size: auto` by its number."""
+    model, data, train = (section if isinstance(section := merged.get(name), dict) else {} for name in _VOCABULARY)
+    if model.get("vocab_size") == AUTO:
+        size = automatic_size(str(data.get("tokenizer") or ""), str(train.get("init_from") or ""))
+        merged["model"] = {**model, "vocab_size": size}
+
+
 def anchored(config: RunConfig) -> RunConfig:
-    """Return the config with absolute paths, so that the written file is valid from any working directory."""
+    """Return the config with absolute paths, so that the written file is valid from any working directory. Refuse what
+    must not be written."""
+    refuse_passwords(config.model_dump(mode="json"))
+    if "://" in config.run_dir:
+        rule = "a run writes to a folder of this machine, not to a URL"
+        raise ConfigError(f"run_dir={config.run_dir}", rule, "Give a path.")
 
     def absolute(path: str) -> str:
-        return str(Path(path).expanduser().absolute()) if path and "://" not in path else path
+        return str(expanded(path).absolute()) if path and "://" not in path else path
 
     def named(file: str) -> str:
         """Make an existing file's path absolute; anything else is the name of a shipped file."""
-        return absolute(file) if file and Path(file).expanduser().is_file() else file
+        return absolute(file) if file and expanded(file).is_file() else file
 
     data = config.data.model_copy(
         update={"corpus": absolute(config.data.corpus), "tokenizer": absolute(config.data.tokenizer)}
@@ -151,7 +176,9 @@ def anchored(config: RunConfig) -> RunConfig:
 
 def dump_yaml(config: RunConfig) -> str:
     """Return the resolved config as YAML with every field, as it is written to the run folder."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    fields = config.model_dump(mode="json")
+    refuse_passwords(fields)
+    return yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)
 
 
 def dump_model_yaml(fields: dict[str, Any]) -> str:
@@ -174,9 +201,11 @@ def merge_nested(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(str(path), f"not valid YAML ({' '.join(str(error).split())})", "Fix the file.") from None
+        content = load_yaml(read_regular(path))
+    except BadYaml as error:
+        raise ConfigError(str(path), f"not valid YAML ({error})", "Fix the file.") from None
+    except OSError as error:
+        raise ConfigError(str(path), f"cannot be read ({error.strerror})", "Use a readable file.") from None
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -189,9 +218,9 @@ def _set_dotted(target: dict[str, Any], override: str) -> None:
     if not equals or not name.strip():
         raise ConfigError(f"override {override!r}", "must be section.key=value", "For example train.steps=100.")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise ConfigError(f"override {override!r}", "value is not valid YAML", "Quote it.") from None
+        value = load_yaml(text)
+    except BadYaml as error:
+        raise ConfigError(f"override {override!r}", f"value is not valid YAML ({error})", "Quote it.") from None
     if isinstance(value, str) and text.strip()[:1] not in ("'", '"'):
         value = text.strip()  # YAML would read a # in a path as the start of a comment
         # YAML 1.1 reads 3e-4 as a string, but it is a common notation for learning rates. Quoted values stay strings.
@@ -206,5 +235,7 @@ def _set_dotted(target: dict[str, Any], override: str) -> None:
 
 
 def _config_error(error: ValidationError) -> ConfigError:
-    problem = first_problem(error, RunConfig, "See `z2all config` for every setting with its default.")
+    problem = first_problem(
+        error, RunConfig, "See `z2all config --explain`: every setting with its choices and default."
+    )
     return ConfigError(problem.what or "config", problem.rule, problem.fix or "Change one of the two.")

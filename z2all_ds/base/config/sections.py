@@ -21,19 +21,20 @@ class Section(BaseModel):
 class ModelSection(Section):
     """The model's shape, with the key names of Llama configs."""
 
-    vocab_size: int = Field(64320, gt=0)
-    """Rows of the embedding; at least the number of tokenizer ids, padded to a multiple of 64 for speed."""
-    hidden_size: int = Field(2048, gt=0)
+    vocab_size: int = Field(64320, gt=0, lt=2**31)
+    """Rows of the embedding; at least the number of tokenizer ids, padded to a multiple of 64 for speed. auto: the rows
+    of the train.init_from folder, or the ids of data.tokenizer rounded up to a multiple of 64."""
+    hidden_size: int = Field(2048, gt=0, lt=2**31)
     """Width of the residual stream."""
-    intermediate_size: int = Field(5632, gt=0)
+    intermediate_size: int = Field(5632, gt=0, lt=2**31)
     """Width inside the SwiGLU feed-forward, near 8/3 of hidden_size."""
-    num_hidden_layers: int = Field(22, gt=0)
+    num_hidden_layers: int = Field(22, gt=0, le=2_000)
     """Number of decoder layers."""
-    num_attention_heads: int = Field(32, gt=0)
+    num_attention_heads: int = Field(32, gt=0, lt=2**31)
     """Number of query heads; must divide hidden_size."""
-    num_key_value_heads: int = Field(8, gt=0)
+    num_key_value_heads: int = Field(8, gt=0, lt=2**31)
     """Number of key/value heads (grouped-query attention); must divide num_attention_heads."""
-    max_position_embeddings: int = Field(2048, gt=0)
+    max_position_embeddings: int = Field(2048, gt=0, lt=2**31)
     """Longest sequence the model supports."""
     rope_theta: float = Field(10000.0, gt=0)
     """Base of the rotary position frequencies."""
@@ -41,7 +42,7 @@ class ModelSection(Section):
     """Extends positions beyond the trained length: rope_type (linear, dynamic, yarn or llama3) and its own fields."""
     rms_norm_eps: float = Field(1e-5, gt=0)
     """Added to the mean square inside RMSNorm."""
-    initializer_range: float = Field(0.02, gt=0)
+    initializer_range: float = Field(0.02, gt=0, le=1)
     """Standard deviation of the initial weights."""
     tie_word_embeddings: bool = False
     """Share the embedding with the output head."""
@@ -125,11 +126,11 @@ class DataSection(Section):
     tokenizer: str = ""
     """Tokenizer folder (written by `z2all tokenizer train`)."""
     weights: dict[str, float] | None = None
-    """Fraction of tokens per domain; default: proportional to the bytes of each domain."""
+    """Fraction of tokens per domain; default: by size, in tokens if they are known, else in bytes of text."""
     temperature: float = Field(1.0, gt=0)
-    """Without weights, domain fractions are proportional to bytes^(1/temperature); above 1 flattens them."""
+    """Without weights, domain fractions are proportional to size^(1/temperature); above 1 flattens them."""
     num_lanes: int | None = Field(None, gt=0)
-    """Number of lanes of the data order; each lane reads one document at a time. World sizes must divide it. Default:
+    """Number of lanes of the data order; each lane reads one document at a time. The largest world size. Default:
     the first multiple of global_batch that is at least 64. More lanes mix the domains better."""
     packing: Literal["cut", "best_fit"] = "cut"
     """cut: concatenate documents and cut to length, no padding. best_fit: never cut a document that fits a sample."""
@@ -139,6 +140,14 @@ class DataSection(Section):
     """Ranges [first, end) of global samples to skip, e.g. [[51200, 52224]] after a loss spike."""
     document_mask: bool = True
     """Restrict attention to one document when several are packed into a sequence."""
+    on_bad_record: Literal["stop", "skip"] = "stop"
+    """What to do with a record of the corpus without a valid text. skip: report it and read it as an empty document."""
+    begin_of_text: bool | None = None
+    """Put the tokenizer's begin-of-text token before every document. Default: if the tokenizer itself does so, as those
+    of Llama models do."""
+    verify_shards: bool = True
+    """Compare each shard with its checksum in the background once it is opened, and stop if it differs. Not in object
+    stores."""
     allow_change: bool = False
     """Resume even if the corpus or its weights differ from those the checkpoint was made with."""
 
@@ -161,7 +170,8 @@ class TrainSection(Section):
     batch_warmup_steps: int = Field(0, ge=0)
     """Number of steps before the full batch is used."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """auto: as in the DeepSpeed JSON, but fp32 on a CPU, where bf16 products are about 100 times slower."""
+    """auto: as in the DeepSpeed JSON, but fp32 on a CPU, where bf16 products are about 100 times slower. For fp16,
+    leave it at auto and set deepspeed=zero1_fp16: fp16 needs a loss scale, which only the JSON sets."""
     gradient_clipping: float = Field(1.0, ge=0)
     """Largest global gradient norm; 0 disables clipping."""
     activation_checkpointing: Literal["none", "full", "selective"] = "none"
@@ -198,6 +208,19 @@ class TrainSection(Section):
     """Steps between lines on the terminal; metrics.jsonl records every step."""
     profile: tuple[int, int] | None = None
     """First and last step of the profiler trace, e.g. [10, 15]; on the command line --profile 10:15."""
+
+    @property
+    def last_step(self) -> int:
+        """Return the step after which training ends, as planned."""
+        return min(self.steps, self.stop_at_step or self.steps)
+
+    @field_validator("precision", mode="before")
+    @classmethod
+    def _fp16_is_set_elsewhere(cls, choice: Any) -> Any:
+        if choice == "fp16":
+            rule = "fp16 needs a loss scale, which only a DeepSpeed JSON sets"
+            raise ConfigError("train.precision=fp16", rule, "Leave it out and set deepspeed=zero1_fp16, on a GPU.")
+        return choice
 
     @field_validator("activation_checkpointing", mode="before")
     @classmethod
@@ -353,6 +376,9 @@ class CheckpointSection(Section):
     """Verify the checksum of every file before loading a checkpoint; false compares sizes only."""
     check_continuity: bool = True
     """After loading a checkpoint, compare the loss on a few tokens with the loss recorded at save time."""
+    allow_model_change: bool = False
+    """Resume although settings of `model` differ from those of the checkpoint, so that its weights compute something
+    else; check_continuity is then not applied."""
 
 
 class ValidationSection(Section):
@@ -399,7 +425,9 @@ class GuardSection(Section):
     min_steps: int = Field(32, ge=4)
     """Good steps needed before finite values are checked."""
     max_bad_steps: int = Field(20, ge=0)
-    """End the run if more than this many of the last window_steps steps are bad."""
+    """If more of the last window_steps steps are bad, or more than half, the level has changed: warn and learn it."""
+    domain_policy: Literal["warn", "act"] = "warn"
+    """If only the loss of a domain is an outlier. warn: log and take the step. act: follow `policy`."""
     rollback_skips_steps: int = Field(1, ge=1)
     """Number of steps whose data a rollback skips, ending with the bad step."""
 
@@ -408,6 +436,11 @@ class GuardSection(Section):
         if self.min_steps > self.window_steps:
             raise ValueError(f"min_steps={self.min_steps} must not exceed window_steps={self.window_steps}")
         return self
+
+    @property
+    def bad_steps_allowed(self) -> int:
+        """Number of bad steps of the last window_steps after which the level is still the same."""
+        return min(self.max_bad_steps, self.window_steps // 2)
 
 
 class TrackSection(Section):

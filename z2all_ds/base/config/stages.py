@@ -49,7 +49,7 @@ def run_stages(run: RunConfig) -> list[RunStage]:
         if is_last and section.steps is not None and first_step + section.steps != end_step:
             rule = f"the stages add up to {first_step + section.steps} steps, but train.steps={run.train.steps}"
             raise ConfigError(f"steps={section.steps} of the last stage", rule, "Omit it, or make them equal.")
-        stages.append(_filled_in(run, section, first_step, end_step))
+        stages.append(_filled_in(run, section, stages[-1] if stages else None, first_step, end_step))
         first_step = end_step
     if run.train.batch_warmup_from:
         stages[:1] = _with_batch_warmup(stages[0], run.train.batch_warmup_from, run.train.batch_warmup_steps)
@@ -129,9 +129,12 @@ def _steps(section: StageSection) -> int:
     return section.steps
 
 
-def _filled_in(run: RunConfig, section: StageSection, first_step: int, end_step: int) -> RunStage:
+def _filled_in(
+    run: RunConfig, section: StageSection, before: RunStage | None, first_step: int, end_step: int
+) -> RunStage:
+    """Return the stage with omitted settings taken from the stage before, or for the first stage from the run."""
     train = run.train
-    global_batch = section.global_batch or train.global_batch
+    global_batch = section.global_batch or (before.global_batch if before else train.global_batch)
     if (train.micro_batch * global_batch) % train.global_batch:
         raise ConfigError(
             f"global_batch={global_batch} of stage {section.name!r}",
@@ -143,11 +146,11 @@ def _filled_in(run: RunConfig, section: StageSection, first_step: int, end_step:
         section.name,
         first_step,
         end_step,
-        section.sequence_length or train.sequence_length,
+        section.sequence_length or (before.sequence_length if before else train.sequence_length),
         global_batch,
         train.micro_batch * global_batch // train.global_batch,
-        section.rope_theta or run.model.rope_theta,
-        section.weights if by_itself else run.data.weights,
-        (section.temperature or 1.0) if by_itself else run.data.temperature,
+        section.rope_theta or (before.rope_theta if before else run.model.rope_theta),
+        section.weights if by_itself else (before.weights if before else run.data.weights),
+        (section.temperature or 1.0) if by_itself else (before.temperature if before else run.data.temperature),
         section.anneal,
     )

@@ -5,6 +5,7 @@ A location with "://" (s3://, hf://, gs://, memory:// ...) is opened by fsspec; 
 
 from pathlib import Path
 
+from z2all_ds.base.paths import refuse_passwords
 from z2all_ds.base.storage.folders import Folder, Stamp, reason
 from z2all_ds.base.storage.local import LocalFolder
 
@@ -16,6 +17,7 @@ def open_folder(location: str | Path) -> Folder:
     text = str(location)
     if "://" not in text:
         return LocalFolder(text)
+    refuse_passwords(text)
     from z2all_ds.base.storage.remote import RemoteFolder
 
     return RemoteFolder(text)

@@ -8,7 +8,7 @@ import errno
 import io
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 from z2all_ds.base.console import say
@@ -63,6 +63,13 @@ class Folder(ABC):
     @abstractmethod
     def list_files(self) -> dict[str, int]:
         """Return name -> size of all files, including subfolders, sorted by name."""
+
+    def chunks(self, name: str, size: int) -> Iterator[bytes]:
+        """Yield the content of a file, `size` bytes at a time."""
+        position = 0
+        while chunk := self.read_range(name, position, position + size):
+            yield chunk
+            position += len(chunk)
 
     def open_file(self, name: str) -> "RangeFile":
         """Return a file object, for libraries that need one."""

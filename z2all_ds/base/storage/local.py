@@ -11,7 +11,7 @@ from pathlib import Path
 
 from z2all_ds.base.atomic import TEMPORARY_SUFFIX, flush_to_disk, publish
 from z2all_ds.base.storage.folders import Folder, Stamp, try_again
-from z2all_ds.base.storage.open_files import OPEN_FILES
+from z2all_ds.base.storage.open_files import OPEN_FILES, open_regular, require_regular
 
 
 class LocalFolder(Folder):
@@ -27,7 +27,11 @@ class LocalFolder(Folder):
         return self._prefix + name
 
     def read(self, name: str) -> bytes:
-        return try_again(self.where(name), Path(self.where(name)).read_bytes)
+        def read_once() -> bytes:
+            with os.fdopen(open_regular(self.where(name)), "rb") as stream:
+                return stream.read()
+
+        return try_again(self.where(name), read_once)
 
     def read_range(self, name: str, begin: int, end: int) -> bytes:
         path = self.where(name)
@@ -51,6 +55,7 @@ class LocalFolder(Folder):
         except OSError:
             OPEN_FILES.forget(path)
             found = try_again(path, lambda: os.stat(path))
+        require_regular(found.st_mode, path)
         OPEN_FILES.forget(path, unless=(found.st_dev, found.st_ino))
         return Stamp(found.st_size, found.st_mtime_ns)
 

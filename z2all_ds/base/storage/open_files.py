@@ -1,6 +1,8 @@
 """A bounded number of files kept open for reading ranges, shared by all threads of a process but not by forks."""
 
+import errno
 import os
+import stat
 import threading
 from collections import OrderedDict
 from contextlib import suppress
@@ -9,9 +11,33 @@ LIMIT = 128
 """Per process. Many systems allow 1,024 open files, and a rank has others."""
 
 
+def open_regular(path: str | os.PathLike[str]) -> int:
+    """Return a descriptor of a regular file. A FIFO or a device, whose reading may never end, is an OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # else opening a FIFO waits for a writer
+    try:
+        require_regular(os.fstat(descriptor).st_mode, path)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def require_regular(mode: int, path: str | os.PathLike[str]) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "not a regular file but a FIFO, a device or a socket", os.fspath(path))
+
+
+def read_regular(path: str | os.PathLike[str]) -> bytes:
+    """Return the content of a regular file. A FIFO or a device, whose reading may never end, is an OSError."""
+    with os.fdopen(open_regular(path), "rb") as stream:
+        return stream.read()
+
+
 class _OpenFile:
     def __init__(self, path: str) -> None:
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.descriptor = open_regular(path)
         found = os.fstat(self.descriptor)
         self.identity = (found.st_dev, found.st_ino)
         self.readers, self.is_dropped = 0, False

@@ -10,6 +10,8 @@ from z2all_ds.base.errors import ConfigError, MachineError
 from z2all_ds.base.storage.folders import Answer, Folder, Stamp, may_pass, try_again
 
 _LASTING = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
+_LASTING_STATUS = (400, 401, 403, 404, 405, 410, 411, 414, 416, 501)
+_NO_RANGES = "the server ignores byte ranges; use a server that supports them, or copy the folder to a disk"
 _VERSION_KEYS = (
     "ETag", "etag", "md5Hash", "checksum", "generation", "blob_id", "mtime", "LastModified", "last_modified", "updated",
     "modified", "created",
@@ -23,6 +25,8 @@ class RemoteFolder(Folder):
 
     def __init__(self, location: str) -> None:
         self.location = location
+        self._sizes: dict[str, int] = {}
+        """Sizes found by `stamp`, which later changes make wrong."""
         self._connection: tuple[int, Any, str] | None = None
         self._connect()
 
@@ -36,9 +40,17 @@ class RemoteFolder(Folder):
         return self._ask(name, lambda system, path: bytes(system.cat_file(path)))
 
     def read_range(self, name: str, begin: int, end: int) -> bytes:
+        if begin < end and end > self._sizes.get(name, 0):
+            # Beyond the end of a file, servers send nothing, an error, or the whole file.
+            end = min(end, self.stamp(name).size)
         if begin >= end:
             return b""
-        return self._ask(name, lambda system, path: bytes(system.cat_file(path, start=begin, end=end)))
+        data = self._ask(name, lambda system, path: bytes(system.cat_file(path, start=begin, end=end)))
+        if len(data) > end - begin:  # inside of the file, the whole file is always more than a part of it
+            raise OSError(errno.EOPNOTSUPP, _NO_RANGES, self.where(name))
+        if len(data) < end - begin:
+            self._sizes.pop(name, None)
+        return data
 
     def stamp(self, name: str) -> Stamp:
         def look(system: Any, path: str) -> Stamp:
@@ -48,7 +60,9 @@ class RemoteFolder(Folder):
                 raise IsADirectoryError(errno.EISDIR, "Is a directory", path)
             return Stamp(int(found["size"]), _version_of(found))
 
-        return self._ask(name, look)
+        found = self._ask(name, look)
+        self._sizes[name] = found.size
+        return found
 
     def write_whole(self, name: str, data: bytes) -> None:
         def write(system: Any, path: str) -> None:
@@ -99,6 +113,9 @@ class RemoteFolder(Folder):
 
 
 def _may_pass_remotely(error: Exception) -> bool:
+    status = getattr(error, "status", None)  # of the HTTP driver's errors
+    if status in _LASTING_STATUS:
+        return False
     if isinstance(error, OSError):
         return may_pass(error) or (error.errno is None and not isinstance(error, _LASTING))
     return not isinstance(error, (NotImplementedError, TypeError, AttributeError, ValueError, KeyError, ImportError))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.base.child_process import module_command
+from z2all_ds.base.child_process import SAFE_PATH, module_command, package_environment
 from z2all_ds.base.console import progress, say
 from z2all_ds.base.errors import MachineError
 from z2all_ds.bench.data.inputs import Inputs, LargeCorpus
@@ -176,11 +176,12 @@ class Runner:
     def run(self, case: Case) -> Figures:
         """Run one process and return its figures."""
         command = module_command("z2all_ds.bench.data.process")
-        environment = {**os.environ, **ONE_THREAD}
+        environment = {**package_environment(), **ONE_THREAD}
         if case.by != OURS:
             script = Path(environments.__file__).with_name(f"{case.by}.py")
             command = [str(environments.python_of(self._environment)), str(script)]
-            environment.pop("PYTHONPATH", None)  # the peers have their own packages
+            for name in ("PYTHONPATH", SAFE_PATH):  # the peers have their own packages, and modules next to the script
+                environment.pop(name, None)
             environment |= {"HF_HOME": str(self._scratch / "hf_home"), "HF_HUB_OFFLINE": "1"}
         done = run_process(command, {**case.job, "core": self._core}, stderr=subprocess.PIPE, env=environment)
         if done.returncode:

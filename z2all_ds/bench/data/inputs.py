@@ -18,7 +18,7 @@ from z2all_ds.corpus.adopt import adopt_corpus
 from z2all_ds.corpus.line_index import index_name
 from z2all_ds.corpus.manifest import write_manifest
 from z2all_ds.corpus.schema import Record
-from z2all_ds.data.tokens.manifest import write_token_manifest
+from z2all_ds.data.tokens.manifest import files_of, write_token_manifest
 from z2all_ds.data.tokens.tokenizing import tokenize_corpus
 from z2all_ds.tokenizer import train_tokenizer
 
@@ -143,7 +143,7 @@ def make_large_corpus(scratch: Path, inputs: Inputs, shards: int, shard_bytes: i
         os.link(one / shard.path, raw / name)
         os.link(one / index_name(shard.path), raw / index_name(name))
         entries.append(replace(shard, path=name, domain=domain))
-        files: dict[str, Any] = {"tokens_file": f"{name}.tokens", "ends_file": f"{name}.ends"}
+        files: dict[str, Any] = dict(zip(("tokens_file", "ends_file", "sizes_file"), files_of(name), strict=True))
         for kind, file in files.items():
             os.link(one_tokens / getattr(token_shard, kind), tokens / file)
         token_entries.append(replace(token_shard, path=name, domain=domain, **files))

@@ -14,6 +14,7 @@ from z2all_ds.bench.peers import measuring
 from z2all_ds.bench.peers.measuring import Figures, Job, batches_in
 from z2all_ds.data.data_plan import StreamSpec
 from z2all_ds.data.loader import BatchLoader
+from z2all_ds.data.order import DomainOrder, EvenOrder
 from z2all_ds.data.packing import Batch
 from z2all_ds.data.stages import StageSpec
 from z2all_ds.data.state import StreamState
@@ -90,8 +91,13 @@ def _state_at(stream: PackedStream, part: float, num_tokens: int) -> StreamState
     """Return the state after a part of the epoch, computed instead of read: reading 50 GB would take too long."""
     plan, lanes = stream.plan, stream.plan.spec.num_lanes
     rounds = int(part * num_tokens / (plan.spec.stages[0].sequence_length * lanes))
-    blocks = [int(part * order.num_blocks / lanes) for order in plan.orders]
-    return plan.state_at(rounds * lanes, {lane: [[block, 0, 0] for block in blocks] for lane in range(lanes)})
+
+    def cursor(order: DomainOrder, lane: int) -> list[int]:
+        first = lane if isinstance(order, EvenOrder) else 0  # blocks are numbered through all lanes, or in each lane
+        return [int((first + part) * order.num_blocks / lanes), 0, 0]
+
+    cursors = {lane: [cursor(order, lane) for order in plan.orders] for lane in range(lanes)}
+    return plan.state_at(rounds * lanes, cursors)
 
 
 if __name__ == "__main__":

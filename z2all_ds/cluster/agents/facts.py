@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import z2all_ds
+from z2all_ds.base.paths import expanded
 from z2all_ds.cluster import doctor
 from z2all_ds.cluster.doctor.installation import version_of
 
@@ -44,7 +45,7 @@ def code_hash() -> str:
 def file_hash(file: Path) -> str:
     """Return the first 16 digits of its SHA-256, or the reason why it cannot be read."""
     try:
-        return hashlib.sha256(file.expanduser().read_bytes()).hexdigest()[:16]
+        return hashlib.sha256(expanded(file).read_bytes()).hexdigest()[:16]
     except OSError as error:
         return error.strerror or str(error)
 

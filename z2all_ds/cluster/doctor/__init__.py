@@ -51,13 +51,13 @@ def examine_run(run: "RunConfig") -> list[Finding]:
 
 
 def _run_all(checks: Iterable[Check]) -> list[Finding]:
-    """Return all findings. An error that two checks raise, such as a missing tokenizer, is listed once."""
+    """Return all findings. If two checks fail by one thing, such as a missing tokenizer, it is listed once."""
     findings: list[Finding] = []
     for check in checks:
         try:
             found = check()
         except Z2allError as error:
-            failure = Finding(error.what, FAIL, error.rule, error.fix)
-            found = failure if failure not in findings else []
+            is_known = any(finding.name == error.what for finding in findings)
+            found = [] if is_known else Finding(error.what, FAIL, error.rule, error.fix)
         findings += [found] if isinstance(found, Finding) else found
     return findings

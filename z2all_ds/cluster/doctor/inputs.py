@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from z2all_ds.base import machine
 from z2all_ds.base.errors import DataError
+from z2all_ds.base.vocabulary_rows import rounded_rows
 from z2all_ds.cluster.doctor.findings import OK, WARN, Finding
 
 if TYPE_CHECKING:
@@ -21,16 +22,17 @@ def tokenizer(run: "RunConfig") -> Finding:
     size, rows = open_tokenizer(run).size, run.model.vocab_size
     value = f"{size:,} ids for model.vocab_size={rows:,}"
     if rows - size > WASTED_SHARE * rows:
-        fix = f"Set model.vocab_size={-(-size // 64) * 64}: {rows - size:,} rows of embedding and head are unused."
+        fix = f"Set model.vocab_size={rounded_rows(size)}: {rows - size:,} rows of embedding and head are unused."
         return Finding("tokenizer", WARN, value, fix)
     return Finding("tokenizer", OK, value)
 
 
 def corpus(run: "RunConfig") -> Finding:
     from z2all_ds.train.inputs import check_data
+    from z2all_ds.zero.first_weights import is_new_run
 
     ranks = machine.gpu_count() or 1
-    check_data(run, ranks)
+    check_data(run, ranks, is_new_run(run, "auto"))
     return Finding("data", OK, f"{run.data.corpus} serves {ranks} rank{'s' if ranks > 1 else ''}")
 
 
@@ -67,7 +69,9 @@ def _files_of(location: str | Path) -> tuple[dict[str, int | None], str]:
         tokens = load_token_manifest(location)
         width, files = TOKEN_DTYPES[tokens.dtype].itemsize, dict[str, int | None]()
         for shard in tokens.shards:
-            files |= {shard.tokens_file: shard.tokens * width, shard.ends_file: shard.documents * ENDS_DTYPE.itemsize}
+            files[shard.tokens_file] = shard.tokens * width
+            for name in filter(None, (shard.ends_file, shard.sizes_file)):
+                files[name] = shard.documents * ENDS_DTYPE.itemsize
         return files, "Restore it, or remove it and run `z2all corpus tokenize` again: it writes what is missing."
     manifest = load_manifest(location)
     fix = f"Restore it, or build the corpus again; `z2all corpus audit {location}` reads every shard."

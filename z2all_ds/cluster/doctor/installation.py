@@ -1,7 +1,6 @@
 """Interpreter and packages: missing, untested or incompatible versions, and failing imports."""
 
 import importlib.util
-import os
 import re
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 from z2all_ds.base import machine
+from z2all_ds.base.child_process import package_environment
 from z2all_ds.cluster.doctor import gpus
 from z2all_ds.cluster.doctor.findings import FAIL, OK, WARN, Check, Finding
 
@@ -151,7 +151,7 @@ def loading() -> list[Finding]:
     """Import torch and deepspeed in a child process, since an incompatible library may end the process."""
     if any(version_of(name) is None for name in LOADED):
         return []  # `packages` reports it
-    environment = {**os.environ, **({} if machine.gpu_count() else {"DS_ACCELERATOR": "cpu"})}
+    environment = {**package_environment(), **({} if machine.gpu_count() else {"DS_ACCELERATOR": "cpu"})}
     command = [sys.executable, "-c", LOAD, *LOADED]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=LOAD_SECONDS)

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from z2all_ds.base.url_passwords import without_passwords
 from z2all_ds.cluster.doctor.findings import FAIL, OK, WARN, Check, Finding
 from z2all_ds.cluster.doctor.installation import version_of
 from z2all_ds.cluster.doctor.resources import has_infiniband
@@ -109,11 +110,12 @@ def _wandb(environment: Mapping[str, str]) -> list[Finding]:
 
 
 def _reach(name: str, variable: str, url: str, environment: Mapping[str, str], consequence: str) -> Finding:
+    shown = without_passwords(url)
     if not is_address(url):
         fix = f"Set {variable} to an address such as https://hub.example.org, or unset it."
-        return Finding(f"{variable}={url}", WARN, "is not a valid address", fix)
+        return Finding(f"{variable}={shown}", WARN, "is not a valid address", fix)
     reason = why_unreachable(url, environment)
-    return Finding(name, OK, f"not reachable ({reason}): {consequence}" if reason else url)
+    return Finding(name, OK, f"not reachable ({reason}): {consequence}" if reason else shown)
 
 
 def is_address(url: str) -> bool:

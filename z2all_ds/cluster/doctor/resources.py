@@ -11,6 +11,7 @@ from pathlib import Path
 from z2all_ds.base import machine
 from z2all_ds.base.console import human_bytes
 from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.paths import expanded
 from z2all_ds.base.process_memory import available_bytes
 from z2all_ds.cluster.doctor.findings import FAIL, OK, WARN, Check, Finding
 
@@ -39,7 +40,7 @@ def checks(folder: str | os.PathLike[str]) -> list[Check]:
 
 def require_folder(folder: str | os.PathLike[str]) -> Path:
     """Return the folder, or its nearest parent that exists, since runs create theirs; refuse a file."""
-    existing, fix = Path(folder).expanduser().absolute(), "Give the folder that runs will be written into."
+    existing, fix = expanded(folder).absolute(), "Give the folder that runs will be written into."
     try:
         while not existing.exists():
             existing = existing.parent

@@ -6,18 +6,28 @@ hostfile ─▶ preflight ─▶ plan ─▶ ranks on all nodes ─▶ verdict �
 """
 
 import os
+import signal
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 
 from z2all_ds.base.child_process import end_group, owned, start
 from z2all_ds.base.config import RunConfig
 from z2all_ds.base.console import heartbeat, say
 from z2all_ds.base.errors import EXIT_REQUEUE, ClusterError, Z2allError
-from z2all_ds.base.fault_records import FAULT_VARIABLE, NODE_LOST, Fault, forget_faults, read_faults
+from z2all_ds.base.fault_records import (
+    FAULT_VARIABLE,
+    LAUNCH_VARIABLE,
+    NODE_LOST,
+    Fault,
+    forget_faults,
+    name_launch,
+    read_faults,
+)
 from z2all_ds.base.machine import device_type, free_port
+from z2all_ds.base.paths import expanded, full_path
 from z2all_ds.base.reports import print_lines
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.cluster import ssh
@@ -30,11 +40,11 @@ from z2all_ds.cluster.preflight.checks import Preflight, Subject, preflight
 from z2all_ds.cluster.preflight.command import describe
 from z2all_ds.cluster.preflight.compare import NodeFinding
 from z2all_ds.corpus.manifest import MANIFEST_NAME
-from z2all_ds.track.writer import RunWriter, last_outcome, last_record, read_records
+from z2all_ds.track.writer import RunWriter, count_events, last_outcome, last_record, record_failure
 from z2all_ds.train.command import RanksFailed, train_on_this_machine
 from z2all_ds.train.pretrain import parse
 from z2all_ds.train.processes import flight_recorder
-from z2all_ds.train.processes.stopping import StopSignals, stop_on_signals
+from z2all_ds.train.processes.stopping import StopSignals, requeue_on_signals, stop_on_signals
 from z2all_ds.zero.ds_config import resolve
 from z2all_ds.zero.op_builds import needed_ops
 
@@ -63,6 +73,16 @@ class LaunchOptions:
     exclude_slow: bool = False
     """Treat slow nodes as failures."""
 
+    def for_several_nodes(self) -> dict[str, bool]:
+        """Return whether each option that one machine does not use is given."""
+        return {
+            f"--launcher {self.launcher}": self.launcher != LaunchOptions.launcher,
+            "--restarts": self.restarts > 0,
+            "--min-nodes": self.min_nodes is not None,
+            "--exclude-slow": self.exclude_slow,
+            "--master-port": self.master_port is not None,
+        }
+
 
 class Launch:
     """One `z2all launch` command."""
@@ -74,12 +94,12 @@ class Launch:
         if options.hostfile is None and options.launcher != "slurm":
             raise ClusterError(f"launcher {options.launcher}", "needs the list of nodes", "Give --hostfile FILE.")
         self.options = options
-        self.nodes = read_nodes(options.hostfile) if options.hostfile else []
+        self.nodes = [] if options.hostfile is None else read_nodes(options.hostfile)
         if options.launcher == "slurm":
             self.nodes = slurm.nodes_to_use(self.nodes, options.dry_run)
         parsed, self.run = parse(arguments)
         self.resume = parsed.resume
-        self.folder = RunFolder(Path(self.run.run_dir).expanduser().resolve())
+        self.folder = RunFolder(full_path(self.run.run_dir))
         self.port = options.master_port or free_port()
         self.tests_health = options.health and not options.dry_run
         self.unhealthy: list[NodeFinding] = []
@@ -97,15 +117,16 @@ class Launch:
         self.tests_health = False
         return found
 
-    def plan(self, fault_at: float | None) -> LaunchPlan:
-        """Check the nodes unless --no-preflight, and plan a launch on those that pass."""
+    def plan(self, extra: Mapping[str, str]) -> LaunchPlan:
+        """Check the nodes unless --no-preflight, and plan a launch on those that pass, with these variables."""
         nodes, found, device = self.nodes, Preflight(), device_type()
         if self.options.preflight:
             found = self.check_nodes()
             nodes, device = self.fit_nodes(found), found.device
         ops = needed_ops(resolve(self.run, sum(node.slots for node in nodes), device), device)
-        extra = {FAULT_VARIABLE: str(fault_at)} if fault_at else {}
-        return make_plan(nodes, found.addresses, self.run, self.resume, self.port, ops, extra)
+        plan = make_plan(nodes, found.addresses, self.run, self.resume, self.port, ops, extra)
+        plan.require_no_quotes(self.options.launcher)
+        return plan
 
     def fit_nodes(self, found: Preflight) -> list[Node]:
         """Return the nodes to start on; raise if too few pass."""
@@ -138,26 +159,47 @@ class Launch:
             if len(nodes) == len(self.nodes):  # a mistake in the config
                 raise
             return False
-        return len(nodes) == len(self.nodes) or self.run.num_lanes % ranks == 0
+        return len(nodes) == len(self.nodes) or ranks <= self.run.num_lanes
 
 
 def launch(options: LaunchOptions, arguments: list[str]) -> str:
     """Train on all nodes; return the outcome and raise as `z2all train` does."""
+    with requeue_on_signals():
+        return _launch(options, arguments)
+
+
+def _launch(options: LaunchOptions, arguments: list[str]) -> str:
+    """Do the same without the handling of early signals."""
     job = Launch(options, arguments)
     if options.launcher != "slurm" and is_this_machine(job.nodes):
         say("one node, this machine: same as `z2all train`, without ssh")
+        ignored = [option for option, is_given in options.for_several_nodes().items() if is_given]
+        if ignored:
+            say(f"without effect on this machine: {', '.join(ignored)}")
+        if options.dry_run:
+            say(f"dry run: {job.nodes[0].slots} ranks would train in {job.folder.root}")
+            return "planned"
         return train_on_this_machine(job.run, job.nodes[0].slots, job.resume)
     if options.dry_run:
-        plan = job.plan(None)
-        plan.write(options.launcher)
-        print(plan.describe(options.launcher))
+        with job.folder.launching():  # it writes the files that a launch in progress reads
+            plan = job.plan({})
+            plan.write(options.launcher)
+        print_lines([plan.describe(options.launcher)])
         return "planned"
-    with stop_on_signals(job.folder) as signals:
-        verdict = supervise(job, signals)
-    if verdict.outcome == "requeue" and signals.received and signals.received.name == "SIGINT":
+    with job.folder.launching(), stop_on_signals(job.folder) as signals:
+        events_before = count_events(job.folder)
+        try:
+            verdict = supervise(job, signals)
+        except KeyboardInterrupt as interrupt:
+            record_failure(job.folder, f"ended at once by a second signal, {interrupt}", events_before)
+            raise
+    if verdict.fault:
+        error = failed(job.folder, verdict.fault, events_before)
+        if not (signals.received and verdict.is_recoverable):
+            raise error
+        say(f"{type(error).__name__}: {error}")
+    if signals.received == signal.SIGINT:
         raise KeyboardInterrupt
-    if verdict.fault and not (signals.received and verdict.is_recoverable):
-        raise failed(job.folder, verdict.fault)
     if verdict.outcome == "requeue" or signals.received:
         raise SystemExit(EXIT_REQUEUE)
     return verdict.outcome
@@ -200,18 +242,19 @@ def supervise(job: Launch, signals: StopSignals) -> Verdict:
 
 def run_once(job: Launch, fault_at: float | None) -> Verdict:
     """Run one launch to its end."""
-    plan, launcher = job.plan(fault_at), job.options.launcher
+    extra = {LAUNCH_VARIABLE: name_launch(), **({FAULT_VARIABLE: str(fault_at)} if fault_at else {})}
+    plan, launcher = job.plan(extra), job.options.launcher
     plan.write(launcher)
     forget_faults(job.folder)
-    events = sum(1 for _ in read_records(job.folder.events))
+    events = count_events(job.folder)
     say(f"{plan.ranks} ranks on {', '.join(node.name for node in plan.nodes)}")
-    if fault_at is None and not plan.unsupported_settings():
+    if fault_at is None and not (plan.unsupported_settings() or plan.words_to_quote()):
         say(f"equivalent command: {plan.command_line(launcher)}")
     if launcher == "ssh":
         ends = run_on_nodes(plan.nodes, plan.ssh_config, plan.folder, plan.orders)
     else:
         ends = run_by_deepspeed(plan, launcher)
-    has_new_events = sum(1 for _ in read_records(job.folder.events)) > events
+    has_new_events = count_events(job.folder) > events
     return judge(last_outcome(job.folder) if has_new_events else None, ends, read_faults(job.folder), plan.nodes)
 
 
@@ -249,14 +292,15 @@ def shared_files(run: RunConfig) -> list[str]:
         files.append(f"{run.data.tokenizer}/tokenizer.json")
     if run.data.corpus and "://" not in run.data.corpus:
         files.append(f"{run.data.corpus}/{MANIFEST_NAME}")
-    return [str(Path(file).expanduser().absolute()) for file in files]
+    return [str(expanded(file).absolute()) for file in files]
 
 
-def failed(folder: RunFolder, fault: Fault) -> RanksFailed:
+def failed(folder: RunFolder, fault: Fault, events_before: int) -> RanksFailed:
     """Return the error of a failed launch, after printing the unfinished collectives."""
     for line in flight_recorder.unfinished_lines(folder):
         say(line)
     rule = f"rank {fault.rank} on {fault.host} failed first: {fault.line}"
+    record_failure(folder, fault.line, events_before)
     fix = f"See {folder.root / 'logs'}; the same command resumes from the last checkpoint."
     return RanksFailed(f"training in {folder.root}", rule, fix, fault.code)
 

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from z2all_ds.base.atomic import open_own
 from z2all_ds.base.child_process import end_group, read_messages, start, write_message
 from z2all_ds.base.machine import default_environment, private_temp_dir
 from z2all_ds.base.run_folder import RunFolder
@@ -94,7 +95,7 @@ def run(orders: Orders) -> int:
     log = Path(orders.log)
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as file:
+        with open(log, "ab", opener=open_own) as file:
             process = start(launcher_command(orders, hostfile), environment, stdout=file)
             try:
                 while process.poll() is None and connection.is_open:

@@ -6,15 +6,19 @@ nodes + data addresses (preflight) + arguments of the ranks ─▶ LaunchPlan �
 import os
 import re
 import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from z2all_ds.base.atomic import write_whole
+from z2all_ds.base.child_process import package_environment
 from z2all_ds.base.config import RunConfig, dump_yaml
 from z2all_ds.base.errors import ClusterError
-from z2all_ds.base.machine import default_environment
+from z2all_ds.base.machine import COMPILE_CACHE, default_environment
+from z2all_ds.base.paths import full_path
 from z2all_ds.base.run_folder import RunFolder
+from z2all_ds.base.url_passwords import without_passwords
 from z2all_ds.cluster import ssh
 from z2all_ds.cluster.launch import slurm
 from z2all_ds.cluster.launch.node import Orders, hostfile_text, launcher_command
@@ -22,7 +26,8 @@ from z2all_ds.cluster.launch.remote import MODULE
 from z2all_ds.cluster.nodes import DataAddress, Node, forwarded, inside_port, rendezvous
 from z2all_ds.train.processes.local_ranks import RANK_MODULE
 
-SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
+SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|(^|_)(PASS|PAT|AUTH)(_|$)", re.IGNORECASE)
+NEEDS_NO_QUOTES = re.compile(r"[A-Za-z0-9_./+@=:,-]+")
 LAUNCHERS = ("ssh", "pdsh", "openmpi", "slurm")
 
 
@@ -90,28 +95,32 @@ class LaunchPlan:
         return {
             name: value
             for name, value in first.items()
-            if all(other.get(name) == value for other in others) and (with_secrets or not SECRET.search(name))
+            if all(other.get(name) == value for other in others) and (with_secrets or not is_secret(name, value))
         }
 
     def deepspeed_environment(self) -> dict[str, str]:
         """Return the environment of ranks that DeepSpeed's multi-node launchers start: what `node.py` would set on
         each node, taken from this machine."""
         ours = default_environment(self.nodes[0].slots)
-        ours.pop("GLOO_SOCKET_IFNAME", None)  # for one machine only
+        for name in ("GLOO_SOCKET_IFNAME", COMPILE_CACHE):  # for one machine only
+            ours.pop(name, None)
+        # DeepSpeed puts the current folder on PYTHONPATH; a value in its environment file replaces that.
+        common = package_environment({**ours, **self.common_environment(with_secrets=False)})
         # mpirun gives ranks no master; pdsh's launcher sets the same values.
-        return {**ours, **self.common_environment(with_secrets=False), **self._master_variables()}
+        return {**common, **self._master_variables()}
 
     def _master_variables(self) -> dict[str, str]:
         return {"MASTER_ADDR": self._master.master_address, "MASTER_PORT": str(self._master.master_port)}
 
     def unsupported_settings(self, launcher: str = "pdsh") -> list[str]:
-        """Return settings that DeepSpeed's multi-node launchers cannot pass on: those that differ between nodes, and
-        secrets, except with srun, which passes the environment on."""
+        """Return settings that DeepSpeed's multi-node launchers cannot pass on: those that differ between nodes,
+        secrets (except with srun, which passes the environment on), and another interpreter than the one that runs the
+        launcher: a path in a hostfile must not start a program here."""
         common = self.common_environment(with_secrets=launcher == "slurm")
         names = {name for orders in self.orders.values() for name in orders.environment if name not in common}
-        pythons = {node.interpreter for node in self.nodes}
+        has_own_python = any(node.interpreter != sys.executable for node in self.nodes)
         masters = {(orders.master_address, orders.master_port) for orders in self.orders.values()}
-        return [*sorted(names), *(["python"] if len(pythons) > 1 else []), *(["outside"] if len(masters) > 1 else [])]
+        return [*sorted(names), *(["python"] if has_own_python else []), *(["outside"] if len(masters) > 1 else [])]
 
     def deepspeed_command(self, launcher: str = "pdsh") -> list[str]:
         """Return the command of one of DeepSpeed's multi-node launchers."""
@@ -119,11 +128,25 @@ class LaunchPlan:
         if launcher == "slurm":
             target = [f"--launcher_args={slurm.srun_options(self.tasks)}", str(self.rank_script)]
         return [
-            *(self.nodes[0].interpreter, "-m", "deepspeed.launcher.runner"),
+            *(sys.executable, "-m", "deepspeed.launcher.runner"),
             *("--hostfile", str(self.hostfile), "--launcher", launcher, "--no_ssh_check", "--force_multi"),
             *("--master_addr", self._master.master_address, "--master_port", str(self._master.master_port)),
             *("--log_level", "error", *target, *self._master.arguments),
         ]
+
+    def words_to_quote(self, launcher: str = "pdsh") -> list[str]:
+        """Return words that a shell on the nodes would not take as they are: DeepSpeed gives some of them to ssh
+        without quotes, also the current folder, and pdsh splits its ssh options at blanks."""
+        if launcher not in ("pdsh", "openmpi"):
+            return []
+        words = [self.folder, str(self.ssh_config), *self.deepspeed_command(launcher)]
+        return [word for word in dict.fromkeys(words) if not NEEDS_NO_QUOTES.fullmatch(word)]
+
+    def require_no_quotes(self, launcher: str) -> None:
+        for word in self.words_to_quote(launcher):
+            rule = "has characters that a shell interprets, and DeepSpeed does not quote them"
+            fix = "Use --launcher ssh (the default), or a path of letters, digits and _./+@=:,- only."
+            raise ClusterError(f"launcher {launcher}: {word!r}", rule, fix)
 
     def deepspeed_variables(self, launcher: str = "pdsh") -> dict[str, str]:
         """Return the variables that this command needs."""
@@ -148,6 +171,8 @@ class LaunchPlan:
             command = shlex.join(launcher_command(orders, self.hostfile, node.interpreter))
             remote = f"{assignments(orders.environment)} {command}"
             parts.append(f"# {node.name}\n{connection}\n# runs there\n{remote}".strip())
+        if launcher == "ssh" and self.words_to_quote():
+            return "\n\n".join(parts)
         title = "DeepSpeed's launcher" if launcher == "slurm" else "the same with DeepSpeed's launcher"
         return "\n\n".join([*parts, f"# {title}\n{self.command_line(launcher)}"])
 
@@ -169,7 +194,7 @@ def make_plan(
 ) -> LaunchPlan:
     """Plan a launch. Without preflight, `addresses` is empty: names are used as they are, and gloo and NCCL choose
     their interface."""
-    master, folder = nodes[0], RunFolder(Path(run.run_dir).expanduser().resolve())
+    master, folder = nodes[0], RunFolder(full_path(run.run_dir))
     own_address = master.inside.address if master.inside else master.address_for_others
     data = addresses.get(master.name, DataAddress(own_address, ""))
     inside, outside = (data.address, inside_port(master, port)), rendezvous(master, data, port)
@@ -202,6 +227,11 @@ def environment_text(environment: Mapping[str, str]) -> str:
     return "".join(f"{name}={value}\n" for name, value in environment.items())
 
 
+def is_secret(name: str, value: str) -> bool:
+    """Return whether a variable is secret by its name, or contains a URL with a password."""
+    return bool(SECRET.search(name)) or without_passwords(value) != value
+
+
 def assignments(variables: Mapping[str, str]) -> str:
     """Return `A=1 B=2` for a shell, with secrets masked."""
-    return " ".join(f"{name}={shlex.quote('***' if SECRET.search(name) else v)}" for name, v in variables.items())
+    return " ".join(f"{name}={shlex.quote('***' if is_secret(name, v) else v)}" for name, v in variables.items())

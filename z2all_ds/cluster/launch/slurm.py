@@ -20,7 +20,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
-from z2all_ds.base.console import say
+from z2all_ds.base.child_process import checkout_folder
+from z2all_ds.base.console import printable, say
 from z2all_ds.base.errors import ClusterError
 from z2all_ds.base.fault_records import KILLED, Fault, forget_fault, read_faults, write_fault
 from z2all_ds.base.machine import default_environment
@@ -35,10 +36,14 @@ GPU_NAMES = ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE")
 LAST_LINES_SECONDS = 2.0
 ALLOCATE = "Run it inside sbatch or salloc."
 # DeepSpeed's slurm runner starts scripts only. Written to a folder of its own, since that comes first on sys.path.
-RANK_SCRIPT = '''\
+RANK_SCRIPT = f'''\
 """The script that srun starts for every rank; written by `z2all launch`."""
 
+import os
 import sys
+
+# DeepSpeed puts the current folder on PYTHONPATH, and others may be able to write to it.
+sys.path[:] = [path for path in sys.path if path != os.getcwd() or path == {checkout_folder()!r}]
 
 from z2all_ds.cluster.launch.slurm import run_rank
 
@@ -129,7 +134,7 @@ class SrunOutput:
         for line in self._stream:
             self.first_killed = self.first_killed or killed_rank(line)
             with suppress(OSError):
-                sys.stderr.write(line)
+                sys.stderr.write(printable(line))
                 sys.stderr.flush()
 
     def wait(self) -> None:

@@ -87,10 +87,11 @@ class Watchdog:
         self.run, self.folder, self.hang_seconds = run, folder, hang_seconds
         self.host = socket.gethostname()
         self.kills_before = out_of_memory_kills()
+        self.looked_at = self.awake_since = time.monotonic()
 
     def watch(self) -> None:
         """Return when no rank is left. The rank that has started this wrote its file before."""
-        while found := read_ranks(self.folder):
+        while found := self._look():
             ranks = list(found.values())
             gone = [rank for rank in ranks if not rank.is_alive]
             if gone:
@@ -105,6 +106,15 @@ class Watchdog:
             self._remove_files(list(found))
             return
 
+    def _look(self) -> dict[int, RankState]:
+        """Read the heartbeats. If the last look was long ago, this node was paused or overloaded, and so were its
+        ranks: silence counts from now on."""
+        now = time.monotonic()
+        if now - self.looked_at > self.hang_seconds / 4:
+            self.awake_since = now
+        self.looked_at = now
+        return read_ranks(self.folder)
+
     def _remove_files(self, ranks: list[int]) -> None:
         for rank in ranks:
             (self.folder / file_name(rank)).unlink(missing_ok=True)
@@ -114,7 +124,7 @@ class Watchdog:
 
     def _is_silent(self, rank: RankState) -> bool:
         limit = max(START_SECONDS, self.hang_seconds) if rank.step < 0 else self.hang_seconds
-        return self.hang_seconds > 0 and time.monotonic() - rank.beat_at > limit
+        return self.hang_seconds > 0 and self.looked_at - max(rank.beat_at, self.awake_since) > limit
 
     def _record_killed(self, gone: list[RankState]) -> None:
         for rank in gone:

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.base.console import say
+from z2all_ds.base.console import printable, say
 from z2all_ds.base.errors import ClusterError
+from z2all_ds.base.outputs import check_output
 from z2all_ds.base.reports import Shown, print_report
 from z2all_ds.cluster import ssh
 from z2all_ds.cluster.agents.fleet import RemoteAgent, agents_on, wait_for_all
@@ -76,6 +77,8 @@ def up(hostfile: str, kind: str, network: str, out: Path | None) -> None:
     plan = make_overlay_plan(read_nodes(hostfile), kind, network)
     if out and out.suffix not in YAML_SUFFIXES:
         raise ClusterError(f"--out {out}", "must end in .yaml or .yml", "Give such a name.")
+    if out:
+        check_output(out)
     with _agents_on([member.node for member in plan.members]) as agents:
         states = _check(plan, agents)
         broken = [member for member in plan.members if not _works(plan, agents, member, states[member.name])]
@@ -96,7 +99,7 @@ def up(hostfile: str, kind: str, network: str, out: Path | None) -> None:
         ssh.write_private(out, plan.hostfile_text())  # the environment of a node may contain keys
         say(f"wrote {out}: z2all launch --hostfile {out} -- ...")
     else:
-        print(plan.hostfile_text(), end="")
+        print(printable(plan.hostfile_text()), end="")
 
 
 def _check(plan: OverlayPlan, agents: Agents) -> dict[str, Any]:

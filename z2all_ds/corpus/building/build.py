@@ -12,7 +12,7 @@ Ctrl-C or a power failure continues from there. The same sources give the same b
 
 import dataclasses
 import json
-import shutil
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +21,8 @@ from typing import Any
 from z2all_ds.base.atomic import explain_disk_errors, force_to_disk, make_folder, publish, write_whole
 from z2all_ds.base.console import progress
 from z2all_ds.base.errors import ConfigError, DataError
-from z2all_ds.corpus.building.folder import BUILDING_NAME, BuildingFolder, build_lock
-from z2all_ds.corpus.building.report import REPORTS_NAME, keys_file, report_file
+from z2all_ds.corpus.building.folder import BuildingFolder, build_lock, refuse_link
+from z2all_ds.corpus.building.report import REPORTS_NAME, is_report, keys_file, report_file
 from z2all_ds.corpus.building.selection import KEYS_NAME, select
 from z2all_ds.corpus.building.settings import MAX_SHARD_BYTES, SourceSpec, check_sources, short_hash
 from z2all_ds.corpus.building.shards import ShardTask, make_shard, plan_shards
@@ -108,6 +108,8 @@ def build_corpus(
     kept = [shard for shard in old.shards if shard.domain in complete or (add and shard.domain not in keys)]
     if len(complete) == len(domains) and len(kept) == len(old.shards) and not building.is_publishing():
         return old
+    if not building.is_publishing():  # else files that the manifest does not list may be of the interrupted build
+        _refuse_unlisted(out_dir, old, [domain for domain in domains if domain.name not in complete])
     with explain_disk_errors(out_dir), build_lock(make_folder(out_dir)), executor.opened() as run:
         building.recover(old)
         next_gid = old.next_gid if kept else 0
@@ -137,7 +139,7 @@ def _plan(spec: SourceSpec, building: BuildingFolder, max_shard_bytes: int) -> _
     groups: list[list[Slice]] = [[]]  # a built-in converter has one unit without raw data
     if spec.raw:
         form = spec.form or getattr(spec.load_converter(), "form", "auto")
-        files = [path.absolute() for path in expand_raw(spec.raw)]
+        files = [path.absolute() for path in expand_raw(spec.raw, spec.follow_links)]
         # Several units per core on any machine, but not thousands.
         size = sum(path.stat().st_size for path in files) // UNITS_WANTED
         size = min(max(size, SMALLEST_UNIT_BYTES), LARGEST_UNIT_BYTES)
@@ -171,6 +173,23 @@ def _refuse_to_overwrite(out_dir: Path, old: Manifest, keys: dict[str, str], rep
         raise ConfigError(f"domain {', '.join(changed or unnamed)} in {out_dir}", rule, fix)
 
 
+def _refuse_unlisted(out_dir: Path, old: Manifest, domains: Sequence[_Domain]) -> None:
+    """Refuse files of the user that have names of the files to publish."""
+    refuse_link(out_dir / REPORTS_NAME, "the place of reports")
+    listed = {shard.path for shard in old.shards}
+    found = []
+    for domain in domains:
+        shard_name = re.compile(rf"{re.escape(_shard_prefix(domain, old))}-\d{{5,}}\.jsonl")
+        found += [path for path in out_dir.glob("*.jsonl") if shard_name.fullmatch(path.name)]
+        report, keys = report_file(out_dir, domain.name), keys_file(out_dir, domain.name)
+        if domain.name not in old.build_keys and not is_report(report, domain.name):  # else left by a build
+            found += [path for path in (report, keys) if path.exists() or path.is_symlink()]
+    foreign = sorted(path for path in found if path.name not in listed)
+    if foreign:
+        fix = "Move it elsewhere, or choose another folder."
+        raise ConfigError(f"file {foreign[0]}", "is not of this corpus, but the build would replace it", fix)
+
+
 def _convert(domains: Sequence[_Domain], building: BuildingFolder, run: Run) -> None:
     """Convert the unfinished units of all domains together, so that no worker waits for a domain."""
     units = [unit for domain in domains for unit in domain.units if not unit.is_finished()]
@@ -178,9 +197,13 @@ def _convert(domains: Sequence[_Domain], building: BuildingFolder, run: Run) -> 
         return
     label = f"corpus {', '.join(dict.fromkeys(unit.spec.domain for unit in units))}"
     raw_bytes = [unit.raw_bytes for unit in units]
-    with progress(label, sum(raw_bytes), "bytes") as advance, task_progress(building.units, advance) as count_finished:
+    is_known = all(unit.slices or unit.raw_bytes for unit in units)  # a built-in converter reads no files
+    with (
+        progress(label, sum(raw_bytes) if is_known else None, "bytes") as advance,
+        task_progress(building.units, advance) as count_finished,
+    ):
         for number, summary in run(convert_unit, units):
-            count_finished(raw_bytes[number], summary.documents)
+            count_finished(raw_bytes[number] or sum(part.bytes for part in summary.parts), summary.documents)
 
 
 def _select(
@@ -237,13 +260,14 @@ def _publish(
     new: Sequence[ShardInfo],
 ) -> None:
     """Move the new shards into the corpus, replace the manifest, then remove files that it does not list."""
+    _refuse_unlisted(out_dir, old, [one.domain for one in selected])  # a file may have appeared since
     domains = {one.domain.name: one for one in selected}
     listed = {shard.path for shard in manifest.shards}
     building.begin_publishing(
         [(shard.path, shard.domain, domains[shard.domain].domain.shards_key) for shard in new],
         [shard.path for shard in old.shards if shard.path not in listed],
     )
-    (out_dir / REPORTS_NAME).mkdir(exist_ok=True)
+    make_folder(out_dir / REPORTS_NAME)
     for shard in new:
         (domains[shard.domain].folder / shard.path).replace(out_dir / shard.path)
     for name, one in domains.items():
@@ -257,8 +281,8 @@ def _publish(
             final.unlink(missing_ok=True)
     force_to_disk(out_dir)
     write_manifest(out_dir, manifest)
-    for name in old.domains.keys() - manifest.domains.keys():
+    for name in old.build_keys.keys() - manifest.domains.keys():
+        keys_file(out_dir, name).unlink(missing_ok=True)  # first: without its report it would be of the user
         report_file(out_dir, name).unlink(missing_ok=True)
-        keys_file(out_dir, name).unlink(missing_ok=True)
     building.recover(manifest)  # removes old shards
-    shutil.rmtree(out_dir / BUILDING_NAME)
+    building.remove()

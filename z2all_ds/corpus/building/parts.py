@@ -1,7 +1,7 @@
 """Parts: files of records in the format of shards, each with small files that have one entry per document.
 
-`.lines` has the records and `.lengths` their sizes in bytes. If duplicates are removed, `.keys` has a hash of each
-content and `.signatures` its MinHash signature.
+`.lines` has the records, `.lengths` their sizes and `.texts` the sizes of their texts in bytes. If duplicates are
+removed, `.keys` has a hash of each content and `.signatures` its MinHash signature.
 """
 
 import json
@@ -45,6 +45,11 @@ class Part:
     def lengths(self) -> np.ndarray:
         return np.fromfile(self.file(".lengths"), dtype=np.uint32)
 
+    def text_bytes(self, selected: np.ndarray) -> int | None:
+        """Return the size of the texts of these documents; None for a part of an earlier version."""
+        file = self.file(".texts")
+        return int(np.fromfile(file, dtype=np.uint32)[selected].sum(dtype=np.int64)) if file.exists() else None
+
     def kept(self) -> np.ndarray:
         """Return the positions of the selected documents."""
         return np.flatnonzero(np.fromfile(self.keep, dtype=np.bool_)) if self.keep else np.arange(self.documents)
@@ -75,7 +80,7 @@ class PartWriter:
             self._extras[".signatures"] = lambda content: signature(content).tobytes()
         self.parts: list[Part] = []
         self._part_documents = 0  # without the current block
-        self._lengths = array("I")  # of the current block
+        self._lengths, self._text_lengths = array("I"), array("I")  # of the current block
         self._blocks = {suffix: BytesIO() for suffix in (".lines", *self._extras)}
 
     @property
@@ -94,22 +99,25 @@ class PartWriter:
         self._open_files.__exit__(kind, error, trace)
         if kind is not None:
             for part in self.parts:
-                for suffix in (".lines", ".lengths", *self._extras):
+                for suffix in (".lines", ".lengths", ".texts", *self._extras):
                     part.file(suffix).unlink(missing_ok=True)
 
     def write(self, drafts: Iterable[Draft]) -> None:
         """Write all drafts. This loop is performance-critical, so it takes them in one call."""
         add_line, add_length = self._blocks[".lines"].write, self._lengths.append
+        add_text_length = self._text_lengths.append
         extras = [(function, self._blocks[suffix]) for suffix, function in self._extras.items()]
         gid, number, data_src = self._first_gid, self._first_id, self._data_src
         block_bytes = 0
         for draft in drafts:
             size = add_line(record_line(gid, number, data_src, draft))
             add_length(size)
+            content = draft.content
+            add_text_length(len(content) if content.isascii() else len(content.encode("utf-8", "surrogatepass")))
             gid += 1
             number += 1
             for extra, block in extras:
-                block.write(extra(draft.content))
+                block.write(extra(content))
             block_bytes += size
             if block_bytes >= BLOCK_BYTES:
                 self._write_block()
@@ -128,7 +136,7 @@ class PartWriter:
 
     def _open_part(self) -> None:
         path, self._open_files = self._path_of(len(self.parts)), ExitStack()
-        suffixes = (".lines", ".lengths", *self._extras)
+        suffixes = (".lines", ".lengths", ".texts", *self._extras)
         self._files = {name: self._open_files.enter_context(HashedFile(path.with_suffix(name))) for name in suffixes}
 
     def _write_block(self) -> None:
@@ -141,8 +149,9 @@ class PartWriter:
                 self._files[suffix].write(data)
             block.seek(0)
         self._files[".lengths"].write(self._lengths.tobytes())
+        self._files[".texts"].write(self._text_lengths.tobytes())
         self._part_documents += len(self._lengths)
-        del self._lengths[:]
+        del self._lengths[:], self._text_lengths[:]
 
 
 def record_line(gid: int, number: int, data_src: str, draft: Draft) -> bytes:

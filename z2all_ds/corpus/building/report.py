@@ -1,12 +1,14 @@
 """Reports of a build: counts, locations and samples for each domain, stored in the corpus folder."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from z2all_ds.base.console import human_bytes
 from z2all_ds.base.errors import DataError
+from z2all_ds.base.foreign_content import explain_content
+from z2all_ds.base.json_text import load_json
+from z2all_ds.base.storage.open_files import read_regular
 from z2all_ds.corpus.cleaning import CleaningReport
 from z2all_ds.corpus.faults import KINDS
 
@@ -14,22 +16,40 @@ REPORTS_NAME = "reports"
 
 
 def report_file(corpus_dir: Path, domain: str) -> Path:
-    return corpus_dir / REPORTS_NAME / f"{domain}.json"
+    return corpus_dir / REPORTS_NAME / _plain_name(f"{domain}.json")
 
 
 def keys_file(corpus_dir: Path, domain: str) -> Path:
     """Return the path of the content keys of a domain; the file exists if exact duplicates were removed."""
-    return corpus_dir / REPORTS_NAME / f"{domain}.keys"
+    return corpus_dir / REPORTS_NAME / _plain_name(f"{domain}.keys")
+
+
+def _plain_name(name: str) -> str:
+    """Refuse a domain of a manifest whose report would be outside the corpus."""
+    if Path(name).name != name:
+        raise DataError(f"domain {Path(name).with_suffix('')}", "is not a plain name", "Build the corpus again.")
+    return name
 
 
 def read_report(corpus_dir: str | Path, domain: str) -> dict[str, Any]:
     """Read the report of a domain."""
-    path = report_file(Path(corpus_dir), domain)
+    path, fix = report_file(Path(corpus_dir), domain), "Build the domain again to get its report."
     try:
-        values: dict[str, Any] = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise DataError(str(path), f"not readable ({error})", "Build the domain again to get its report.") from None
+        content = read_regular(path)
+    except OSError as error:
+        raise DataError(str(path), f"not readable ({error})", fix) from None
+    with explain_content(DataError, str(path), "not readable", fix):
+        values: dict[str, Any] = load_json(content)
+        _ = list(full_lines(values))  # raises if a value is missing or has a wrong type
     return values
+
+
+def is_report(path: Path, domain: str) -> bool:
+    """Return whether a file is the report of a build for the domain."""
+    try:
+        return bool(read_report(path.parent.parent, domain)["domain"] == domain)
+    except DataError:
+        return False
 
 
 def summary_lines(report: dict[str, Any]) -> Iterator[str]:

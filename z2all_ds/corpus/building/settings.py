@@ -44,6 +44,10 @@ class SourceSpec:
     limits: ReadLimits = field(default_factory=ReadLimits)
     plugin: Path | None = None
     """Python file that registers the converter."""
+    follow_links: bool = False
+    """Read files outside of the raw folders that links in them lead to."""
+    is_code: bool = False
+    """The texts are code, whatever the converter: cleaning does not alter them."""
 
     def load_converter(self) -> Source | BuiltIn:
         """Load the plugin, if any, and return the converter."""
@@ -62,6 +66,8 @@ class SourceSpec:
         if isinstance(found, BuiltIn):  # its text comes from this Python and from a shipped file
             parts += [self.max_bytes, platform.python_version()]
             parts.append(hashlib.sha256(CHINESE_TEXTS.read_bytes()).hexdigest())
+        if self.is_code:
+            parts.append("code")
         if self.plugin is not None:
             parts.append(hashlib.sha256(self.plugin.read_bytes()).hexdigest())
         return parts

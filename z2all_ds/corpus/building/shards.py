@@ -15,6 +15,7 @@ import numpy as np
 
 from z2all_ds.base.atomic import HashedFile, explain_disk_errors, write_whole
 from z2all_ds.base.errors import DataError
+from z2all_ds.base.json_text import load_json
 from z2all_ds.corpus.building.parts import Part
 from z2all_ds.corpus.manifest import ShardInfo
 
@@ -91,7 +92,7 @@ def make_shard(task: ShardTask) -> ShardInfo:
     """Make the shard unless it is finished. Its description is written last and marks it as finished."""
     description = task.path.with_suffix(".json")
     if description.exists() and task.path.exists():
-        return ShardInfo(**json.loads(description.read_bytes()))
+        return ShardInfo(**load_json(description.read_bytes()))
     with explain_disk_errors(task.path.parent):
         info = _link(task) or _copy(task)
         write_whole(description, json.dumps(asdict(info)))
@@ -108,7 +109,7 @@ def _link(task: ShardTask) -> ShardInfo | None:
         os.link(part.path, task.path)
     except OSError:  # a file system without hard links
         return None
-    return ShardInfo(task.path.name, task.domain, part.documents, part.bytes, part.sha256)
+    return ShardInfo(task.path.name, task.domain, part.documents, part.bytes, part.sha256, _text_bytes(task))
 
 
 def _copy(task: ShardTask) -> ShardInfo:
@@ -120,7 +121,12 @@ def _copy(task: ShardTask) -> ShardInfo:
             for block in _blocks(part_slice.part, selected):
                 file.write(block)
         file.finish(task.path)
-    return ShardInfo(task.path.name, task.domain, documents, file.size, file.sha256)
+    return ShardInfo(task.path.name, task.domain, documents, file.size, file.sha256, _text_bytes(task))
+
+
+def _text_bytes(task: ShardTask) -> int | None:
+    sizes = [one.part.text_bytes(one.selected()) for one in task.slices]
+    return None if None in sizes else sum(size or 0 for size in sizes)
 
 
 def _blocks(part: Part, selected: np.ndarray) -> Iterator[bytes]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from z2all_ds.base.atomic import explain_disk_errors, write_whole
 from z2all_ds.base.errors import DataError
+from z2all_ds.base.json_text import load_json
 from z2all_ds.corpus.building.parts import Part, PartWriter
 from z2all_ds.corpus.building.settings import SourceSpec, short_hash
 from z2all_ds.corpus.cleaning import Cleaner, CleaningReport, CleaningRules
@@ -85,7 +86,7 @@ class UnitSummary:
 
     @classmethod
     def read(cls, unit: Unit) -> "UnitSummary":
-        values = json.loads(unit.file("json").read_bytes())
+        values = load_json(unit.file("json").read_bytes())
         # By number, not by path: the corpus may have been moved since.
         parts = tuple(Part(str(unit.part_path(number)), *numbers) for number, numbers in enumerate(values["parts"]))
         faults = FaultLog("skip", 1.0, values["rows"], values["counts"], values["samples"])
@@ -103,7 +104,7 @@ def convert_unit(unit: Unit) -> UnitSummary:
 def _convert(unit: Unit) -> None:
     spec = unit.spec
     converter = spec.load_converter()
-    log, cleaner = spec.new_fault_log(), Cleaner(spec.cleaning, converter.is_code)
+    log, cleaner = spec.new_fault_log(), Cleaner(spec.cleaning, spec.is_code or converter.is_code)
     writer = PartWriter(unit.part_path, spec.domain, unit.first_gid, unit.first_id, spec.cleaning, unit.max_part_bytes)
     with writer, progress_file(unit.file("progress"), lambda: writer.documents) as advance:
         if isinstance(converter, BuiltIn):

@@ -31,9 +31,9 @@ class CleaningRules:
     """Drops text that was decoded with a wrong encoding or consists of block characters. It runs on the original text,
     because the next step removes some of the evidence, and again after the altering steps."""
     control_characters: bool = False
-    """Removes C0 and C1 controls other than tab and line feed, zero-width and direction marks, soft hyphens, private
-    use characters and U+FEFF; every other line break (\\r\\n, \\r, form feed, U+2028 ...) becomes \\n. Joiners stay in
-    emoji and after letters of Arabic, Indic and related scripts, where spelling needs them."""
+    """Removes terminal sequences (ESC[33m), C0 and C1 controls other than tab and line feed, zero-width and direction
+    marks, soft hyphens, private use characters and U+FEFF; every other line break (\\r\\n, \\r, form feed, U+2028 ...)
+    becomes \\n. Joiners stay in emoji and after letters of Arabic, Indic and related scripts, which need them."""
     space_before_cjk: bool = False
     """Removes spaces between two CJK characters and before CJK punctuation; keeps tabs and indentation."""
     repeated_punctuation: bool = False

@@ -10,6 +10,8 @@ import re
 
 # -- control characters -----------------------------------------------------------------------------------------------
 
+# Whole sequences of terminals: colours and cursor moves (CSI), titles and links (OSC), character sets.
+_TERMINAL_SEQUENCES = re.compile("\x1b(?:\\[[0-?]*[ -/]*[@-~]|\\][^\x07\x1b\n]{0,99}(?:\x07|\x1b\\\\)|[()][0-9A-Za-z])")
 _OTHER_LINE_BREAKS = re.compile("\r\n|[\r\x0b\x0c\x85\u2028\u2029]")
 # C0 without tab and line breaks, C1, soft hyphen, direction marks, zero-width, private use, noncharacters, U+FEFF.
 _GO_ALWAYS = (
@@ -36,13 +38,14 @@ _JOINER_RUN = re.compile(f"[{_JOINERS}]+")
 
 
 def control_characters(text: str) -> str:
-    """Remove invisible characters and make every line break a line feed; `CleaningRules` has the list."""
+    """Remove invisible characters and terminal sequences, and unify line breaks; `CleaningRules` has the list."""
     if text.isascii():
         if len(text.encode("ascii").translate(None, _ASCII_CONTROLS)) == len(text):
             return text
     elif not _ANY_CONTROL.search(text):
         return text
-    cleaned = _CONTROLS.sub("", text)
+    cleaned = _TERMINAL_SEQUENCES.sub("", text) if "\x1b" in text else text
+    cleaned = _CONTROLS.sub("", cleaned)
     if not cleaned.isascii():
         # Tags before joiners: a joiner may follow the last tag of a flag, and tags after a joiner are not a flag.
         cleaned = _FLAGS_AND_TAGS.sub(lambda match: match[1] or "", cleaned)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.paths import full_path
 from z2all_ds.corpus.draft import Draft
 from z2all_ds.corpus.forms.slices import Row
 
@@ -101,7 +102,7 @@ def describe_converters() -> dict[str, str]:
 
 def load_plugin(path: Path) -> None:
     """Run a Python file that registers converters, once per process."""
-    path = path.resolve()
+    path = full_path(path)
     if path in _PLUGINS:
         return
     spec = importlib.util.spec_from_file_location(f"z2all_plugin_{path.stem}", path) if path.is_file() else None
@@ -111,6 +112,6 @@ def load_plugin(path: Path) -> None:
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"plugin {path}", f"importing it failed ({error!r})", "Correct it.") from error
     _PLUGINS.add(path)

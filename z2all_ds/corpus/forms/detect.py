@@ -14,10 +14,17 @@ PARQUET_MAGIC = b"PAR1"
 _PACKING_MAGICS = {
     "gz": (b"\x1f\x8b",),
     "zst": (b"\x28\xb5\x2f\xfd", *(bytes([0x50 + n, 0x2A, 0x4D, 0x18]) for n in range(16))),
+    "bz2": tuple(b"BZh%d1AY&SY" % level for level in range(1, 10)),
     "zip": (b"PK\x03\x04", b"PK\x05\x06"),
 }
-_PACKING_ENDINGS = {"gz": (".gz", ".tgz"), "zst": (".zst", ".tzst"), "zip": (".zip",), "tar": (".tar",)}
-_STRIPPED_ENDINGS = re.compile(r"(?is)(?<=.)(\.tar|\.zip|\.tgz|\.tzst|(\.tar)?\.(gz|zst))\Z")
+_PACKING_ENDINGS = {
+    "gz": (".gz", ".tgz"),
+    "zst": (".zst", ".tzst"),
+    "bz2": (".bz2", ".tbz2", ".tbz"),
+    "zip": (".zip",),
+    "tar": (".tar",),
+}
+_STRIPPED_ENDINGS = re.compile(r"(?is)(?<=.)(\.tar|\.zip|\.tgz|\.tzst|\.tbz2?|(\.tar)?\.(gz|zst|bz2))\Z")
 _FORM_BY_ENDING = {
     **dict.fromkeys((".jsonl", ".ndjson"), "jsonl"),
     **dict.fromkeys((".parquet", ".pq"), "parquet"),
@@ -26,7 +33,6 @@ _FORM_BY_ENDING = {
 _OTHER_FORMATS = {
     ".csv": "Convert it to JSON lines: pandas.read_csv(...).to_json(..., orient='records', lines=True).",
     ".tsv": "Convert it to JSON lines: pandas.read_csv(..., sep='\\t').to_json(..., orient='records', lines=True).",
-    ".bz2": "Unpack it with bunzip2, or repack it as .gz or .zst.",
     ".xz": "Unpack it with unxz, or repack it as .gz or .zst.",
     ".7z": "Unpack it with 7z x.",
     ".rar": "Unpack it with unrar x.",
@@ -36,7 +42,7 @@ _OTHER_FORMATS = {
 
 
 def packing_of(head: bytes, name: str) -> str:
-    """Return gz, zst, zip, tar or "": by the first bytes, else by the name. An empty file has no packing."""
+    """Return gz, zst, bz2, zip, tar or "": by the first bytes, else by the name. An empty file has no packing."""
     for packing, magics in _PACKING_MAGICS.items():
         if head.startswith(magics):
             return packing

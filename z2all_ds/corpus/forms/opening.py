@@ -3,7 +3,6 @@
 Only packed Parquet is unpacked to disk, into a temporary file without a name, so no member can write outside a folder.
 """
 
-import tarfile
 import tempfile
 import zipfile
 import zlib
@@ -19,10 +18,12 @@ from z2all_ds.corpus.forms.json_array import JsonArrayReader
 from z2all_ds.corpus.forms.parquet import ParquetReader
 from z2all_ds.corpus.forms.slices import Advance, ReadLimits, Row, RowReader, Slice, printable
 from z2all_ds.corpus.forms.streams import CHUNK_BYTES, DiskFile, ExpansionGuard, Stream, Unreadable, decompressed
+from z2all_ds.corpus.forms.tar import tar_members
 from z2all_ds.corpus.forms.text_files import JsonlReader, LinesReader, TextReader
 
 _ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError, OSError)
-_COMPRESSED_TAR = (".tgz", ".tzst", ".tar.gz", ".tar.zst")
+_COMPRESSED_TAR = (".tgz", ".tzst", ".tbz", ".tbz2", ".tar.gz", ".tar.zst", ".tar.bz2")
+_ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 Members = Iterator[tuple[str, Stream]]
 """Names and streams of the members of an archive. Each stream must be read before the next is requested."""
 
@@ -62,7 +63,7 @@ class _SliceReader:
 
     def __init__(self, disk: DiskFile, slice_: Slice, limits: ReadLimits, spool_folder: Path | None) -> None:
         self._disk, self._slice, self._limits, self._spool_folder = disk, slice_, limits, spool_folder
-        self._name = printable(slice_.path)
+        self._name, self._guard = printable(slice_.path), ExpansionGuard(disk, limits, slice_.raw_bytes)
         self._current = _only_fault(self._name, Fault("empty_file", "the archive contains no file"))
 
     def where(self) -> str:
@@ -72,7 +73,7 @@ class _SliceReader:
         item: Row | Fault | None = None
         anything = False
         try:
-            for content in contents(self._disk, self._limits, self._slice.start, self._slice.stop):
+            for content in contents(self._disk, self._guard, self._slice.start, self._slice.stop):
                 anything = True
                 with self._reader(content) as self._current:
                     for item in self._current:
@@ -109,10 +110,10 @@ class _SliceReader:
             line_reader = JsonlReader if form == "jsonl" else LinesReader
             yield line_reader(stream, name, limits, self._disk.path, start, stop)
         elif not packing:
-            yield ParquetReader(self._disk.path, name, limits, self._disk.advance, slice(start, stop))
+            yield ParquetReader(self._disk.path, name, limits, self._guard, self._disk.advance, slice(start, stop))
         else:
             with self._spooled(stream) as file:
-                parquet = ParquetReader(file, name, limits, lambda _: None, slice(None))
+                parquet = ParquetReader(file, name, limits, self._guard, lambda _: None, slice(None))
                 yield _only_fault(name, stream.fault) if stream.fault else parquet
 
     def _spooled(self, stream: Stream) -> IO[bytes]:
@@ -128,25 +129,25 @@ class _SliceReader:
         return file
 
 
-def contents(disk: DiskFile, limits: ReadLimits, start: int = 0, stop: int | None = None) -> Iterator[Content]:
+def contents(disk: DiskFile, guard: ExpansionGuard, start: int = 0, stop: int | None = None) -> Iterator[Content]:
     """Yield the contents of a file; for a zip only the members from `start` to `stop`.
 
     Each stream must be read before the next is requested. Raise `Unreadable` where an archive is broken.
     """
     name = disk.path.name
     if disk.packing == "zip":
-        members = _zip_members(disk, limits, start, stop)
+        members = _zip_members(disk, guard, start, stop)
     else:
-        stream, packing = _decompress(Stream(disk.chunks()), disk.packing, name, disk, limits)
+        stream, packing = _decompress(Stream(disk.chunks()), disk.packing, name, guard)
         if packing != "tar":
             if packing:
                 stream = _faulty(f"compressed twice: {packing} data in {disk.packing} data; unpack it once")
             yield Content(without_packing_endings(name), "", stream)
             return
-        members = _tar_members(stream)
+        members = ((member, one) for member, one in tar_members(stream) if not _is_hidden(member))
     for member, stream in members:
         packing = packing_of(stream.peek(HEAD_BYTES), member)
-        stream, packing = _decompress(stream, packing, member, disk, limits)
+        stream, packing = _decompress(stream, packing, member, guard)
         if packing:
             stream = _faulty(f"{packing} file inside an archive; unpack the archive first")
         yield Content(without_packing_endings(member), member, stream)
@@ -156,7 +157,7 @@ def detect(disk: DiskFile) -> str:
     """Return the form of a file, or auto for an archive. Raise ConfigError if all its contents are unsupported."""
     refused: ConfigError | None = None
     try:
-        for content in contents(disk, ReadLimits()):
+        for content in contents(disk, ExpansionGuard(disk, ReadLimits())):
             try:
                 form = content.form()
                 return "auto" if content.member else form
@@ -172,11 +173,15 @@ def detect(disk: DiskFile) -> str:
 def open_zip(disk: DiskFile) -> zipfile.ZipFile:
     advance, disk.advance = disk.advance, lambda _: None  # reading the table of contents is not progress
     try:
-        return zipfile.ZipFile(disk)
+        archive = zipfile.ZipFile(disk)
+        compressed_bytes = sum(info.compress_size for info in archive.infolist())
     except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError) as error:
         raise Unreadable(f"not a readable zip archive ({error})") from None
     finally:
         disk.advance = advance
+    if compressed_bytes > disk.size:
+        raise Unreadable(f"its members overlap: {compressed_bytes:,} bytes in a file of {disk.size:,}", "expansion")
+    return archive
 
 
 def zip_files(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
@@ -184,11 +189,11 @@ def zip_files(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
     return [info for info in archive.infolist() if not info.is_dir() and not _is_hidden(info.filename)]
 
 
-def _decompress(stream: Stream, packing: str, name: str, disk: DiskFile, limits: ReadLimits) -> tuple[Stream, str]:
+def _decompress(stream: Stream, packing: str, name: str, guard: ExpansionGuard) -> tuple[Stream, str]:
     """Return the decompressed stream and the packing of its data."""
-    if packing not in ("gz", "zst"):
+    if packing not in ("gz", "zst", "bz2"):
         return stream, packing
-    stream = Stream(decompressed(stream, packing, ExpansionGuard(disk, limits)))
+    stream = Stream(decompressed(stream, packing, guard))
     return stream, packing_of(stream.peek(HEAD_BYTES), ".tar" if name.lower().endswith(_COMPRESSED_TAR) else "")
 
 
@@ -202,12 +207,14 @@ def _is_hidden(name: str) -> bool:
     return any(part == "__MACOSX" or (part.startswith(".") and part not in (".", "..")) for part in parts)
 
 
-def _zip_members(disk: DiskFile, limits: ReadLimits, start: int, stop: int | None) -> Members:
+def _zip_members(disk: DiskFile, guard: ExpansionGuard, start: int, stop: int | None) -> Members:
     with open_zip(disk) as archive:
-        guard = ExpansionGuard(disk, limits)
         for info in zip_files(archive)[start:stop]:
             if info.flag_bits & 0x1:
                 yield info.filename, _faulty("encrypted; unpack it with the password")
+            elif info.compress_type not in _ZIP_METHODS:  # zipfile decompresses these without a limit
+                method = zipfile.compressor_names.get(info.compress_type, info.compress_type)  # type: ignore[attr-defined]
+                yield info.filename, _faulty(f"compressed by {method}; unpack the archive, or pack it with deflate")
             else:
                 yield info.filename, Stream(_zip_chunks(archive, info, guard))
 
@@ -224,34 +231,3 @@ def _zip_chunks(archive: zipfile.ZipFile, info: zipfile.ZipInfo, guard: Expansio
                 size = min(4 * size, CHUNK_BYTES)
     except _ZIP_ERRORS as error:
         raise Unreadable(f"the member cannot be read ({str(error) or type(error).__name__})") from None
-
-
-def _tar_members(stream: Stream) -> Members:
-    """Yield regular files; skip links, devices and the unread rest of a member."""
-    try:
-        with tarfile.open(fileobj=stream, mode="r|") as archive:  # type: ignore[call-overload]
-            while (info := archive.next()) is not None:
-                archive.members = []  # else tarfile keeps every header
-                if not info.isreg() or _is_hidden(info.name):
-                    continue
-                if info.issparse():  # a few bytes can describe exabytes of zeros
-                    yield info.name, _faulty("a sparse file; pack it without --sparse")
-                    continue
-                archive.fileobj.seek(info.offset_data)
-                yield info.name, Stream(_tar_chunks(archive.fileobj, info.size, stream))
-    except (tarfile.TarError, EOFError, ValueError, OSError) as error:
-        if not stream.fault:
-            raise Unreadable(f"broken tar archive ({error})") from None
-    if stream.fault:
-        raise Unreadable(stream.fault.detail, stream.fault.kind)
-
-
-def _tar_chunks(file: Any, size: int, stream: Stream) -> Iterator[bytes]:
-    """Yield the bytes of a member. The file object of tarfile returns b"" where it cannot return all bytes."""
-    while size:
-        data: bytes = file.read(min(size, CHUNK_BYTES))
-        if not data:
-            fault = stream.fault or Fault("container", "the tar archive ends inside this member")
-            raise Unreadable(fault.detail, fault.kind)
-        size -= len(data)
-        yield data

@@ -7,15 +7,16 @@ as text, bytes as the text they encode.
 import base64
 import datetime
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from z2all_ds.corpus.faults import Fault
+from z2all_ds.corpus.forms import parquet_expansion
 from z2all_ds.corpus.forms.detect import PARQUET_MAGIC
 from z2all_ds.corpus.forms.json_rows import BadValue, utf8_fault
 from z2all_ds.corpus.forms.slices import Advance, ReadLimits, Row
-from z2all_ds.corpus.forms.streams import read_failure
+from z2all_ds.corpus.forms.streams import ExpansionGuard, read_failure
 from z2all_ds.corpus.shard_text import one_line
 
 BATCH_BYTES = 2 * 2**20
@@ -32,25 +33,37 @@ def open_parquet(file: Path | IO[bytes]) -> Any:
     import pyarrow.parquet as pq
 
     source = str(file) if isinstance(file, Path) else file
-    return pq.ParquetFile(source, pre_buffer=False, buffer_size=COLUMN_BUFFER_BYTES, page_checksum_verification=True)
+    options: dict[str, Any] = {"pre_buffer": False, "buffer_size": COLUMN_BUFFER_BYTES}
+    options["page_checksum_verification"] = True
+    table = pq.ParquetFile(source, **options)
+    if lists := parquet_expansion.dictionary_columns(table, in_lists=True):
+        table = pq.ParquetFile(source, metadata=table.metadata, read_dictionary=lists, **options)
+    return table
 
 
 class ParquetReader:
     """Reads some row groups of one file."""
 
-    def __init__(self, file: Path | IO[bytes], name: str, limits: ReadLimits, advance: Advance, groups: slice) -> None:
-        self._file, self._name, self._limits, self._advance, self._groups = file, name, limits, advance, groups
+    def __init__(
+        self,
+        file: Path | IO[bytes],
+        name: str,
+        limits: ReadLimits,
+        guard: ExpansionGuard,
+        advance: Advance,
+        groups: slice,
+    ) -> None:
+        self._file, self._name, self._limits, self._guard = file, name, limits, guard
+        self._advance, self._groups = advance, groups
         self._position = ""
 
     def where(self) -> str:
         return self._name + self._position
 
     def __iter__(self) -> Iterator[Row | Fault]:
-        import pyarrow as pa
-
         try:
             table = open_parquet(self._file)
-        except (pa.ArrowException, OSError) as error:
+        except Exception as error:  # pyarrow raises many types
             yield _open_fault(self._file, error)
             return
         with table:
@@ -61,17 +74,25 @@ class ParquetReader:
                     yield from self._row_group(table, group, rows_before)
                 rows_before += table.metadata.row_group(group).num_rows
 
+    def _texts(self, table: Any) -> Any:
+        """Return the same file with texts as references to their dictionaries, or None if it has none."""
+        import pyarrow.parquet as pq
+
+        columns = parquet_expansion.dictionary_columns(table, in_lists=False)
+        source = str(self._file) if isinstance(self._file, Path) else self._file
+        return pq.ParquetFile(source, metadata=table.metadata, read_dictionary=columns) if columns else None
+
     def _row_group(self, table: Any, group: int, rows_before: int) -> Iterator[Row | Fault]:
         import pyarrow as pa
 
         meta = table.metadata.row_group(group)
         bytes_on_disk = sum(meta.column(number).total_compressed_size for number in range(meta.num_columns))
         bytes_counted, done = 0, 0
-        batches = _batches(table, group, self._limits.max_record_bytes)
+        batches = _batches(table, self._file, self._texts, group, self._limits.max_record_bytes, self._guard)
         while True:
             try:
                 batch = next(batches, None)
-            except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
+            except (pa.ArrowException, OSError, ValueError, LookupError, OverflowError, MemoryError) as error:
                 self._position = f", row {rows_before + done + 1}"
                 lost = f"{meta.num_rows - done:,} rows of row group {group + 1} are lost"
                 yield Fault("row_group", f"{lost} ({one_line(error)})")
@@ -89,10 +110,15 @@ class ParquetReader:
         self._advance(bytes_on_disk - bytes_counted)
 
 
-def _batches(table: Any, group: int, limit: int) -> Iterator[tuple[list[str], list[list[Any]], dict[int, Fault]]]:
+def _batches(
+    table: Any, file: Path | IO[bytes], texts_of: Callable[[Any], Any], group: int, limit: int, guard: ExpansionGuard
+) -> Iterator[tuple[list[str], list[list[Any]], dict[int, Fault]]]:
     """Yield (column names, values per column, faults by row) for each batch of a row group."""
-    for batch in table.iter_batches(_rows_per_batch(table, group), row_groups=[group], use_threads=False):
-        names, size = batch.schema.names, batch.nbytes
+    guard.require(parquet_expansion.group_bytes(table.metadata.row_group(group), file))
+    most_rows = parquet_expansion.rows_within_limit(table, texts_of(table), group)
+    for batch in table.iter_batches(_rows_per_batch(table, group, most_rows), row_groups=[group], use_threads=False):
+        names, size = batch.schema.names, sum(map(parquet_expansion.expanded_bytes, batch.columns))
+        guard.count(max(size, batch.num_rows * batch.num_columns))  # nulls take no bytes, but time
         faults: dict[int, Fault] = {}
         columns = [_column_values(name, column, faults) for name, column in zip(names, batch.columns, strict=True)]
         del batch
@@ -103,14 +129,15 @@ def _batches(table: Any, group: int, limit: int) -> Iterator[tuple[list[str], li
         yield names, columns, faults
 
 
-def _rows_per_batch(table: Any, group: int) -> int:
+def _rows_per_batch(table: Any, group: int, most_rows: int) -> int:
     """Estimate the batch size from the first rows: repeated texts are stored once, so file sizes are too small."""
-    probe = next(table.iter_batches(batch_size=PROBE_ROWS, row_groups=[group], use_threads=False), None)
+    probe_rows = min(PROBE_ROWS, most_rows)
+    probe = next(table.iter_batches(batch_size=probe_rows, row_groups=[group], use_threads=False), None)
     if probe is None or probe.num_rows < PROBE_ROWS:
-        return PROBE_ROWS
+        return probe_rows
     meta = table.metadata.row_group(group)
     bytes_per_row = max(probe.nbytes / probe.num_rows, meta.total_byte_size / max(1, meta.num_rows), 1)
-    return max(1, min(MAX_BATCH_ROWS, int(BATCH_BYTES / bytes_per_row)))
+    return max(1, min(MAX_BATCH_ROWS, most_rows, int(BATCH_BYTES / bytes_per_row)))
 
 
 def _open_fault(file: Path | IO[bytes], error: Exception) -> Fault:

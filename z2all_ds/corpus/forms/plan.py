@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 from z2all_ds.base.errors import ConfigError, DataError
+from z2all_ds.base.paths import expanded
 from z2all_ds.corpus.forms.detect import FORMS, form_of, without_packing_endings
 from z2all_ds.corpus.forms.opening import detect, open_zip, zip_files
 from z2all_ds.corpus.forms.parquet import open_parquet
@@ -16,17 +17,22 @@ from z2all_ds.corpus.forms.streams import DiskFile, Unreadable
 DEFAULT_SLICE_BYTES = 128 * 2**20
 
 
-def expand_raw(paths: Iterable[str | Path]) -> list[Path]:
-    """Return each file once. Folders give their files in sorted order without hidden ones; patterns are expanded."""
+def expand_raw(paths: Iterable[str | Path], follow_links: bool = False) -> list[Path]:
+    """Return each file once. Folders give their files in sorted order without hidden ones; patterns are expanded.
+
+    Links inside a folder or pattern that lead out of it are refused unless `follow_links`.
+    """
     found: dict[str, Path] = {}  # by real path, because links give a file several names
     for given in paths:
-        path = Path(given).expanduser()
+        path = expanded(given)
         if path.exists():
-            files = _files_in(path)
+            root, matches = path, [path]
         elif glob.has_magic(str(path)):
-            files = [file for match in sorted(glob.glob(str(path), recursive=True)) for file in _files_in(Path(match))]
+            root = next(parent for parent in path.parents if not glob.has_magic(str(parent)))
+            matches = [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
         else:
             raise DataError(str(given), "does not exist", "Check the path; relative paths start at the current folder.")
+        files = [file for match in matches for file in _files_in(match, None if follow_links else root)]
         if not files:
             raise DataError(str(given), "contains no file (hidden files are ignored)", "Check the path.")
         for file in files:
@@ -34,19 +40,48 @@ def expand_raw(paths: Iterable[str | Path]) -> list[Path]:
     return list(found.values())
 
 
-def _files_in(path: Path) -> list[Path]:
+def _files_in(path: Path, root: Path | None) -> list[Path]:
+    """Return the files in a folder, or the file itself. Links must stay inside `root`, if it is given."""
     if not path.is_dir():
+        check_file(path, root)
         return [path]
+
+    def refuse(error: OSError) -> None:
+        raise DataError(str(error.filename), f"cannot be read ({error.strerror})", "Check its permissions.") from None
+
     files, seen = [], set()
-    for folder, subfolders, names in os.walk(path, followlinks=True):
+    for folder, subfolders, names in os.walk(path, onerror=refuse, followlinks=True):
         real = os.path.realpath(folder)
         if real in seen:
             subfolders.clear()  # a link to a parent folder
             continue
         seen.add(real)
+        check_inside(Path(folder), root)
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
-        files += [Path(folder, name) for name in names if not name.startswith(".")]
-    return sorted(file for file in files if file.is_file() or file.is_symlink())
+        found = [Path(folder, name) for name in names if not name.startswith(".")]
+        for file in found:
+            check_file(file, root)
+        files += found
+    return sorted(files)
+
+
+def check_file(file: Path, root: Path | None) -> None:
+    """Raise unless it is a regular file, or a link to one that does not lead out of the folder `root`."""
+    if not file.is_file():
+        is_lost = file.is_symlink() and not file.exists()
+        rule = f"a link to {os.readlink(file)}, which does not exist" if is_lost else "not a regular file"
+        raise DataError(str(file), rule, "Remove it, or name the files to read.")
+    check_inside(file, root)
+
+
+def check_inside(path: Path, root: Path | None) -> None:
+    """Raise if the path leads out of the folder `root` by a link; not if it is the root itself."""
+    if root is None or path == root:
+        return
+    real, real_root = os.path.realpath(path), os.path.realpath(root)
+    if real != real_root and not real.startswith(os.path.join(real_root, "")):
+        fix = "Give --follow-links if you want to read it."
+        raise DataError(str(path), f"leads out of {root}, to {real}", fix)
 
 
 def plan_slices(path: Path, form: str, slice_bytes: int = DEFAULT_SLICE_BYTES) -> list[Slice]:
@@ -80,13 +115,11 @@ def plan_slices(path: Path, form: str, slice_bytes: int = DEFAULT_SLICE_BYTES) -
 
 
 def _plan_parquet(path: Path, size: int, slice_bytes: int) -> list[Slice]:
-    import pyarrow as pa
-
     try:
         with open_parquet(path) as table:
             groups = [table.metadata.row_group(number) for number in range(table.metadata.num_row_groups)]
             sizes = [sum(group.column(n).total_compressed_size for n in range(group.num_columns)) for group in groups]
-    except (pa.ArrowException, OSError):
+    except Exception:
         return [Slice(str(path), "parquet", raw_bytes=size)]  # the reader reports the reason
     ranges = _group_neighbours(sizes, slice_bytes)
     return [Slice(str(path), "parquet", start, stop, raw_bytes=sum(sizes[start:stop])) for start, stop in ranges]

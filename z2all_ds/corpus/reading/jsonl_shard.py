@@ -7,6 +7,9 @@ read separately; in an object store, where every read is a request, the whole bl
 import threading
 from collections.abc import Callable
 
+import numpy as np
+import numpy.typing as npt
+
 from z2all_ds.base.errors import DataError
 from z2all_ds.base.storage import Folder, Stamp
 from z2all_ds.corpus.line_index import LineIndex, Offsets, build_index, load_or_build_index
@@ -24,6 +27,13 @@ class JsonlShard(Shard):
         self._lock = threading.Lock()
 
     def open_block(self, first: int, end: int) -> TextBlock:
+        return Lines(self, first, *self._offsets(first, end))
+
+    def document_sizes(self) -> npt.NDArray[np.uint64]:
+        return np.diff(self._offsets(0, self.entry.documents)[0])
+
+    def _offsets(self, first: int, end: int) -> tuple[Offsets, int]:
+        """Return the offsets of these lines and of their end, and the size of the file."""
         where = self.where(first)
         with explain_read_errors(where):
             index = self._current_index(where)
@@ -33,7 +43,7 @@ class JsonlShard(Shard):
                 with self._lock:
                     index = self._set_index(build_index, index.stamp, where)
                 offsets = index.offsets(first, end)
-        return Lines(self, first, offsets, index.stamp.size)
+        return offsets, index.stamp.size
 
     def read(self, begin: int, end: int, size: int, where: str) -> bytes:
         """Return the bytes `begin` to `end` - 1 of a file that had `size` bytes when it was opened."""

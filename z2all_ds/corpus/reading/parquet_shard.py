@@ -9,14 +9,24 @@ import os
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
-from z2all_ds.base.errors import DataError
+import numpy as np
+import numpy.typing as npt
+
+from z2all_ds.base.errors import BadRecordError, DataError
 from z2all_ds.base.storage import Folder, Stamp
 from z2all_ds.corpus.manifest import ShardInfo
 from z2all_ds.corpus.reading.shards import Shard, TextBlock, explain_read_errors, size_changed
-from z2all_ds.corpus.shard_text import REBUILD, check_text_column, one_line, open_parquet, text_columns
+from z2all_ds.corpus.shard_text import (
+    REBUILD,
+    REPAIR_OR_SKIP,
+    check_text_column,
+    one_line,
+    open_parquet,
+    text_columns,
+)
 
 CACHE_BYTES = 256 << 20
 LARGE_GROUP_BYTES = 128 << 20
@@ -77,13 +87,7 @@ class ParquetShard(Shard):
     def open_block(self, first: int, end: int) -> TextBlock:
         import pyarrow as pa
 
-        where = self.where(first)
-        with explain_read_errors(where):
-            stamp = self.folder.stamp(self.entry.path)
-            if self._size not in (None, stamp.size):
-                raise size_changed(where, stamp.size, self._size or 0)
-            footer = self._footer(stamp, where)
-        self._size = stamp.size
+        footer = self._current_footer(self.where(first))
         parts, row = [], first
         while row < end:
             group = bisect_right(footer.first_rows, row) - 1
@@ -91,6 +95,27 @@ class ParquetShard(Shard):
             parts.append(self._rows(footer, group, row, stop))
             row = stop
         return Rows(self, first, pa.concat_arrays(parts))
+
+    def document_sizes(self) -> npt.NDArray[np.int64]:
+        """Return the bytes of each text; decodes the text column of the whole file, one row group at a time."""
+        import pyarrow.compute as pc
+
+        footer = self._current_footer(self.where(0))
+        sizes = [np.zeros(0, dtype=np.int64)]
+        for group, (first, end) in enumerate(pairwise(footer.first_rows)):
+            if first < end:
+                lengths = pc.binary_length(self._rows(footer, group, first, end))
+                sizes.append(pc.fill_null(lengths, 0).to_numpy())  # a null is reported when it is read
+        return np.concatenate(sizes)
+
+    def _current_footer(self, where: str) -> _Footer:
+        with explain_read_errors(where):
+            stamp = self.folder.stamp(self.entry.path)
+            if self._size not in (None, stamp.size):
+                raise size_changed(where, stamp.size, self._size or 0)
+            footer = self._footer(stamp, where)
+        self._size = stamp.size
+        return footer
 
     def _footer(self, stamp: Stamp, where: str) -> _Footer:
         key = (self.path, stamp, self.text_field)
@@ -161,9 +186,9 @@ class Rows:
         try:
             text = self._texts[number].as_py()
         except UnicodeDecodeError as error:
-            raise DataError(where, f"`{text_field}` is not UTF-8 ({error})", REBUILD) from error
+            raise BadRecordError(where, f"`{text_field}` is not UTF-8 ({error})", REPAIR_OR_SKIP) from error
         if text is None:
-            raise DataError(where, f"`{text_field}` must be a text and is null", REBUILD)
+            raise BadRecordError(where, f"`{text_field}` must be a text and is null", REPAIR_OR_SKIP)
         return str(text)
 
 
@@ -178,7 +203,6 @@ def _as_large_texts(column: Any) -> Any:
 
 def _copy_of(texts: Any, begin: int, stop: int) -> Any:
     """Return a copy of some texts. A slice would keep the whole row group in memory."""
-    import numpy as np
     import pyarrow as pa
 
     return texts.take(pa.array(np.arange(begin, stop)))

@@ -8,14 +8,20 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from z2all_ds.base.errors import DataError
 from z2all_ds.base.storage import Folder, open_folder
 from z2all_ds.corpus.manifest import Manifest, ShardInfo, shards_fingerprint
 from z2all_ds.corpus.reading.jsonl_shard import JsonlShard
 from z2all_ds.corpus.reading.parquet_shard import ParquetShard
-from z2all_ds.corpus.reading.shards import Shard, TextBlock
-from z2all_ds.corpus.shard_text import DEFAULT_TEXT_FIELD
+from z2all_ds.corpus.reading.shards import Shard, TextBlock, check_content
+from z2all_ds.corpus.reading.skipping import SkippingBlock
+from z2all_ds.corpus.reading.verification import VERIFIER
+from z2all_ds.corpus.shard_text import DEFAULT_TEXT_FIELD, REBUILD
 
 __all__ = ["DomainReader", "TextBlock", "open_domains"]
 
@@ -40,11 +46,23 @@ class DomainReader:
     """The documents of a domain, numbered through its shards in manifest order. Can be pickled."""
 
     def __init__(
-        self, name: str, folder: Folder, shards: Sequence[ShardInfo], text_field: str = DEFAULT_TEXT_FIELD
+        self,
+        name: str,
+        folder: Folder,
+        shards: Sequence[ShardInfo],
+        text_field: str = DEFAULT_TEXT_FIELD,
+        on_bad_record: str = "stop",
+        verify: bool = False,
     ) -> None:
-        self.name = name
+        """With `on_bad_record="skip"`, a record without a valid text is an empty document instead of an error. With
+        `verify`, the checksums of opened shards are compared in the background."""
+        self.name, self.folder, self._verify = name, folder, verify
+        self._skips, self._bad_seen = on_bad_record == "skip", set[str]()
         self.num_bytes = sum(shard.bytes for shard in shards)
         self.num_documents = sum(shard.documents for shard in shards)
+        sizes = [shard.text_bytes for shard in shards]
+        self.text_bytes = None if None in sizes else sum(size or 0 for size in sizes)
+        """UTF-8 bytes of the texts; None if a shard was made by an earlier version, which did not count them."""
         self.fingerprint = shards_fingerprint(shards, text_field)
         self._entries = [shard for shard in shards if shard.documents > 0]
         self._shards = [_open_shard(folder, entry, text_field) for entry in self._entries]
@@ -57,15 +75,28 @@ class DomainReader:
     def open_block(self, first: int, end: int) -> TextBlock:
         """Return the documents `first` to `end` - 1, which may be in several shards."""
         assert 0 <= first < end <= self.num_documents, (self.name, first, end, self.num_documents)
-        starts, blocks, position = [], [], first
+        starts, blocks, position = list[int](), list[TextBlock](), first
         while position < end:
             shard = bisect_right(self._first_document, position) - 1
             begin = self._first_document[shard]
             stop = min(end, self._first_document[shard + 1])
             starts.append(position - first)
-            blocks.append(self._shards[shard].open_block(position - begin, stop - begin))
+            if self._verify:
+                entry = self._entries[shard]
+                VERIFIER.opened(self._shards[shard].folder, entry.path, entry.sha256, REBUILD)
+            block = self._shards[shard].open_block(position - begin, stop - begin)
+            blocks.append(SkippingBlock(block, self.name, self._bad_seen) if self._skips else block)
             position = stop
         return blocks[0] if len(blocks) == 1 else _JoinedBlocks(starts, blocks)
+
+    def check_content(self) -> None:
+        """With `verify`, compare all shards with the checksums of the manifest now."""
+        for entry in self._entries if self._verify else ():
+            check_content(self.folder, entry)
+
+    def document_sizes(self) -> npt.NDArray[np.integer[Any]]:
+        """Return the size of each document in bytes; reads the index of every shard, and creates missing ones."""
+        return np.concatenate([shard.document_sizes() for shard in self._shards])
 
     def locate(self, document_index: int) -> tuple[str, int]:
         """Return the path of the shard in the manifest and the number of the record in it."""
@@ -85,7 +116,9 @@ class _JoinedBlocks:
         return self._blocks[part].text(number - self._starts[part])
 
 
-def open_domains(corpus_dir: str | Path, manifest: Manifest) -> dict[str, DomainReader]:
+def open_domains(
+    corpus_dir: str | Path, manifest: Manifest, on_bad_record: str = "stop", verify: bool = False
+) -> dict[str, DomainReader]:
     """Return the domains that have documents, sorted by name."""
     by_domain: dict[str, list[ShardInfo]] = {}
     for shard in manifest.shards:
@@ -94,4 +127,7 @@ def open_domains(corpus_dir: str | Path, manifest: Manifest) -> dict[str, Domain
     if not by_domain:
         raise DataError(str(corpus_dir), "the corpus has no documents", "Build it again from sources with text.")
     folder = open_folder(corpus_dir)
-    return {name: DomainReader(name, folder, by_domain[name], manifest.text_field) for name in sorted(by_domain)}
+    return {
+        name: DomainReader(name, folder, by_domain[name], manifest.text_field, on_bad_record, verify)
+        for name in sorted(by_domain)
+    }

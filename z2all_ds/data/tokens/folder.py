@@ -5,14 +5,16 @@ record. TOKENS.json is written last; then the unfinished work is removed.
 """
 
 import json
-import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from z2all_ds.base.atomic import TEMPORARY_SUFFIX, force_to_disk, write_whole
 from z2all_ds.base.errors import ConfigError, DataError
+from z2all_ds.base.json_text import load_json
 from z2all_ds.base.machine import require_free_disk
-from z2all_ds.corpus.building.folder import BUILDING_NAME
+from z2all_ds.base.paths import full_path
+from z2all_ds.base.storage.open_files import read_regular
+from z2all_ds.corpus.building.folder import BUILDING_NAME, refuse_link, remove_if_done
 from z2all_ds.data.tokens.manifest import (
     ENDS_DTYPE,
     TOKEN_DTYPES,
@@ -20,11 +22,10 @@ from z2all_ds.data.tokens.manifest import (
     TokenManifest,
     TokenShard,
     files_of,
+    inside_folder,
     parse_token_manifest,
     write_token_manifest,
 )
-
-LOCK_NAME = "lock"
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class TokenFolder:
         self._job_file = self.work / "JOB.json"
 
     def __enter__(self) -> "TokenFolder":
+        refuse_link(self.work)
         self.work.mkdir(parents=True, exist_ok=True)
         self._remove_leftovers()
         return self
@@ -54,9 +56,7 @@ class TokenFolder:
         self._remove_leftovers()
         if not any(self.work.iterdir()):
             self.work.rmdir()
-            building = self.work.parent
-            if [path.name for path in building.iterdir()] == [LOCK_NAME]:
-                shutil.rmtree(building)
+            remove_if_done(self._out)
 
     def _remove_leftovers(self) -> None:
         """Remove the files of workers that were killed."""
@@ -67,7 +67,8 @@ class TokenFolder:
         """Return the manifest if everything exists. Otherwise prepares the folder for this job."""
         published = self._published(replace)
         existing = self._unfinished_job() if published is None else _job_of(published)
-        if published is not None and existing == self._job and all(map(self._is_complete, published.shards)):
+        is_current = published is not None and (not replace or all(shard.sizes_file for shard in published.shards))
+        if published and is_current and existing == self._job and all(map(self._is_complete, published.shards)):
             self._remove_work()
             return published
         if existing is not None and existing != self._job and not replace:
@@ -80,8 +81,9 @@ class TokenFolder:
             self._remove_work()  # records of an unknown job
         elif existing != self._job:
             for raw_path in existing.shards:
-                for name in files_of(raw_path):
-                    (self._out / name).unlink(missing_ok=True)
+                for file in (self._out / name for name in files_of(raw_path)):
+                    if full_path(file.parent).is_relative_to(full_path(self._out)):  # not through a link
+                        file.unlink(missing_ok=True)
             self._remove_work()
         return None
 
@@ -90,10 +92,10 @@ class TokenFolder:
         found = {}
         for number, path in enumerate(self._job.shards):
             try:
-                shard = TokenShard(**json.loads(self._record_path(number).read_bytes()))
+                shard = TokenShard(**load_json(read_regular(self._record_path(number))))
             except (OSError, ValueError, TypeError):
                 continue
-            if shard.path == path and self._is_complete(shard):
+            if shard.path == path and shard.sizes_file and self._is_complete(shard):
                 found[number] = shard
         return found
 
@@ -103,7 +105,7 @@ class TokenFolder:
         self._write_job(self._job)
 
     def record(self, number: int, shard: TokenShard) -> None:
-        """Mark a shard as finished; both files must have their final names."""
+        """Mark a shard as finished; its files must have their final names."""
         write_whole(self._record_path(number), json.dumps(asdict(shard), ensure_ascii=False))
 
     def publish(self, manifest: TokenManifest) -> None:
@@ -113,9 +115,12 @@ class TokenFolder:
     def _published(self, replace: bool) -> TokenManifest | None:
         path = self._out / TOKEN_MANIFEST_NAME
         try:
-            return parse_token_manifest(path.read_bytes(), str(path))
+            return parse_token_manifest(read_regular(path), str(path))
         except FileNotFoundError:
             return None
+        except OSError as error:
+            rule = f"cannot be read ({error.strerror})"
+            raise ConfigError(f"file {path}", rule, "Remove it, or choose another folder.") from None
         except DataError as error:
             if not replace:
                 raise ConfigError(error.what, error.rule, "Choose another folder, or give --replace.") from None
@@ -124,8 +129,9 @@ class TokenFolder:
 
     def _unfinished_job(self) -> Job | None:
         try:
-            values = json.loads(self._job_file.read_bytes())
-            return Job(values["tokenizer_fingerprint"], values["corpus_fingerprint"], tuple(values["shards"]))
+            values = load_json(read_regular(self._job_file))
+            shards = tuple(map(inside_folder, values["shards"]))  # their files may be deleted
+            return Job(values["tokenizer_fingerprint"], values["corpus_fingerprint"], shards)
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -153,6 +159,8 @@ class TokenFolder:
             shard.tokens_file: shard.tokens * TOKEN_DTYPES[self._dtype].itemsize,
             shard.ends_file: shard.documents * ENDS_DTYPE.itemsize,
         }
+        if shard.sizes_file:
+            sizes[shard.sizes_file] = shard.documents * ENDS_DTYPE.itemsize
         paths = {self._out / name: size for name, size in sizes.items()}
         return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
 

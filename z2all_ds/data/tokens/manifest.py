@@ -1,11 +1,13 @@
-"""The format of token shards: two plain files per raw shard, and TOKENS.json, written last.
+"""The format of token shards: three plain files per raw shard, and TOKENS.json, written last.
 
 NAME.tokens   the tokens of all documents in order, each document with its <|endoftext|> last; little-endian integers
               of the width given by `dtype` in TOKENS.json
 NAME.ends     the number of tokens up to the end of each document, [documents] little-endian uint64: document i is
               tokens[ends[i - 1] : ends[i]]
+NAME.sizes    the size of each raw document in bytes, [documents] little-endian uint64: the order of the data depends on
+              it, and must be the same for text and tokens. Folders of earlier versions do not have it.
 
-Neither has a header, so numpy.memmap can open both. NAME is the path of the raw shard with its suffix. The manifest
+None has a header, so numpy.memmap can open all. NAME is the path of the raw shard with its suffix. The manifest
 identifies the corpus and the tokenizer; a raw shard without documents has no files.
 """
 
@@ -28,7 +30,7 @@ ENDS_DTYPE = np.dtype("<u8")
 TOKEN_DTYPES: dict[str, "np.dtype[Any]"] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 
 
-def _inside_folder(path: str) -> str:
+def inside_folder(path: str) -> str:
     parts = PurePosixPath(path).parts
     if not parts or parts[0] == "/" or ".." in parts:
         raise ValueError(f"path {path!r} must be inside the folder")
@@ -36,7 +38,7 @@ def _inside_folder(path: str) -> str:
 
 
 Count = Annotated[int, Field(ge=0, strict=True)]
-RelativePath = Annotated[str, AfterValidator(_inside_folder)]
+RelativePath = Annotated[str, AfterValidator(inside_folder)]
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 _NO_OTHER_FIELDS = ConfigDict(extra="forbid")
 
@@ -60,6 +62,8 @@ class TokenShard:
     ends_file: RelativePath
     tokens_sha256: Sha256
     ends_sha256: Sha256
+    sizes_file: RelativePath | None = None
+    sizes_sha256: Sha256 | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.documents <= self.tokens:
@@ -119,9 +123,9 @@ def dtype_for(tokenizer_size: int) -> Literal["uint16", "uint32"]:
     return "uint16" if tokenizer_size <= 1 << 16 else "uint32"
 
 
-def files_of(raw_path: str) -> tuple[str, str]:
-    """Return the names of the two files of a raw shard; with its suffix, as a.jsonl and a.parquet may both exist."""
-    return f"{raw_path}.tokens", f"{raw_path}.ends"
+def files_of(raw_path: str) -> tuple[str, str, str]:
+    """Return the names of the files of a raw shard; with its suffix, as a.jsonl and a.parquet may both exist."""
+    return f"{raw_path}.tokens", f"{raw_path}.ends", f"{raw_path}.sizes"
 
 
 def write_token_manifest(folder: Path, manifest: TokenManifest) -> None:

@@ -5,6 +5,7 @@ object store, where every read is a request; otherwise each document is read sep
 if a mapped file shrinks, the process dies of SIGBUS, while a read gives a DataError that names file and record.
 """
 
+import hashlib
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
@@ -12,9 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from z2all_ds.base.errors import DataError
 from z2all_ds.base.storage import Folder, open_folder, reason
+from z2all_ds.corpus.reading.shards import content_changed
+from z2all_ds.corpus.reading.verification import VERIFIER
 from z2all_ds.data.documents import Documents, TokenArray, TokenRun
 from z2all_ds.data.tokens.manifest import (
     ENDS_DTYPE,
@@ -54,13 +58,14 @@ def load_token_manifest(location: str | Path) -> TokenManifest:
     return parse_token_manifest(data, where)
 
 
-def open_token_corpus(location: str | Path) -> Documents:
-    """Open the domains of a tokenized corpus; read only its manifest."""
+def open_token_corpus(location: str | Path, verify: bool = False) -> Documents:
+    """Open the domains of a tokenized corpus; read only its manifest. With `verify`, checksums of files are compared
+    once they are opened: in the background, except those of files that are read whole."""
     folder, manifest = open_folder(location), load_token_manifest(location)
     by_domain: dict[str, list[TokenShard]] = {}
     for shard in manifest.shards:
         by_domain.setdefault(shard.domain, []).append(shard)
-    domains = {name: TokenDomain(name, folder, manifest, by_domain[name]) for name in sorted(by_domain)}
+    domains = {name: TokenDomain(name, folder, manifest, by_domain[name], verify) for name in sorted(by_domain)}
     return Documents(domains, manifest.tokenizer_fingerprint)
 
 
@@ -75,13 +80,18 @@ class _Ids(NamedTuple):
 class TokenDomain:
     """The documents of a domain, numbered across its shards in the order of the manifest."""
 
-    def __init__(self, name: str, folder: Folder, manifest: TokenManifest, shards: Sequence[TokenShard]) -> None:
-        self.name, self.fingerprint = name, manifest.domain_fingerprints[name]
+    def __init__(
+        self, name: str, folder: Folder, manifest: TokenManifest, shards: Sequence[TokenShard], verify: bool = False
+    ) -> None:
+        self.name, self.fingerprint, self._verify = name, manifest.domain_fingerprints[name], verify
         self.num_bytes = sum(shard.bytes for shard in shards)
+        self.text_bytes: int | None = sum(shard.text_bytes for shard in shards)
+        self.num_tokens: int | None = sum(shard.tokens for shard in shards)
         self._folder, self._shards = folder, list(shards)
         self._first_document = [0, *accumulate(shard.documents for shard in shards)]  # of each shard, and the end
         self._ids = _Ids(TOKEN_DTYPES[manifest.dtype], manifest.eot_id, manifest.tokenizer_size)
         self.num_documents = self._first_document[-1]
+        self.has_sizes = all(shard.sizes_file for shard in shards)
 
     def open_block(self, first: int, end: int) -> "TokenBlock | JoinedTokenBlock":
         assert 0 <= first < end <= self.num_documents, (self.name, first, end, self.num_documents)
@@ -89,13 +99,38 @@ class TokenDomain:
         while first < end:
             number = self._shard_of(first)
             base, end_here = self._first_document[number], min(end, self._first_document[number + 1])
-            blocks.append(TokenBlock(self._folder, self._shards[number], self._ids, first - base, end_here - base))
+            shard = self._shards[number]
+            if self._verify:
+                VERIFIER.opened(self._folder, shard.tokens_file, shard.tokens_sha256, _FIX)
+                VERIFIER.opened(self._folder, shard.ends_file, shard.ends_sha256, _FIX)
+            blocks.append(TokenBlock(self._folder, shard, self._ids, first - base, end_here - base))
             first = end_here
         return blocks[0] if len(blocks) == 1 else JoinedTokenBlock(blocks)
 
     def location(self, document_index: int) -> tuple[str, int]:
         number = self._shard_of(document_index)
         return self._shards[number].path, document_index - self._first_document[number]
+
+    def document_sizes(self) -> npt.NDArray[np.uint64]:
+        return np.concatenate(
+            [self._read_words(shard.sizes_file or "", shard.documents, shard.sizes_sha256) for shard in self._shards]
+        )
+
+    def token_counts(self) -> npt.NDArray[np.uint64]:
+        all_ends = [self._read_words(shard.ends_file, shard.documents, shard.ends_sha256) for shard in self._shards]
+        return np.concatenate([np.diff(ends, prepend=np.zeros(1, ENDS_DTYPE)) for ends in all_ends])
+
+    def _read_words(self, name: str, count: int, sha256: str | None) -> npt.NDArray[np.uint64]:
+        """Return the content of a file of `count` integers."""
+        try:
+            data = self._folder.read(name)
+        except OSError as error:
+            raise DataError(self._folder.where(name), f"cannot be read ({reason(error)})", _FIX) from error
+        if len(data) != (expected := count * ENDS_DTYPE.itemsize):
+            raise DataError(self._folder.where(name), f"the file has {len(data)} bytes instead of {expected}", _FIX)
+        if self._verify and sha256 not in (None, hashlib.sha256(data).hexdigest()):
+            raise content_changed(self._folder.where(name), _FIX)
+        return np.frombuffer(data, ENDS_DTYPE)
 
     def _shard_of(self, document_index: int) -> int:
         assert 0 <= document_index < self.num_documents, (self.name, document_index, self.num_documents)
@@ -144,7 +179,7 @@ class TokenBlock:
                 return document
         eot_id, size = self._ids.eot_id, self._ids.size
         if document[-1] != eot_id:
-            rule = f"the document ends with token {document[-1]} instead of {eot_id}, <|endoftext|>"
+            rule = f"the document ends with token {document[-1]} instead of {eot_id}, the end of documents"
             raise DataError(self._where(number), rule, _FIX)
         if document.max() >= size:
             rule = f"token {document.max()} is not one of the {size} of the tokenizer"

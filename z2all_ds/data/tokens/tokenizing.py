@@ -19,8 +19,10 @@ from z2all_ds.base.machine import usable_cores
 from z2all_ds.base.storage import open_folder
 from z2all_ds.corpus.building.folder import build_lock
 from z2all_ds.corpus.executors import Executor, progress_file, read_progress, task_progress
+from z2all_ds.corpus.faults import ON_ERROR
 from z2all_ds.corpus.manifest import MANIFEST_NAME, ShardInfo, load_manifest
 from z2all_ds.corpus.reading.readers import DomainReader
+from z2all_ds.corpus.reading.shards import check_content
 from z2all_ds.data.documents import as_document
 from z2all_ds.data.tokens.folder import Job, TokenFolder
 from z2all_ds.data.tokens.manifest import (
@@ -50,6 +52,7 @@ class ShardWork:
     """For unfinished files, on the same disk as `out_dir`."""
     threads: int
     """For the tokenizer of each worker process."""
+    on_bad_record: str = "stop"
 
 
 def tokenize_corpus(
@@ -58,8 +61,16 @@ def tokenize_corpus(
     out_dir: str | Path,
     workers: int | None = None,
     replace: bool = False,
+    on_bad_record: str = "stop",
 ) -> TokenManifest:
-    """Write the missing tokens of a corpus; `replace` removes tokens of other data from the folder."""
+    """Write the missing tokens of a corpus; `replace` removes tokens of other data from the folder.
+
+    With `on_bad_record="skip"`, a record without a valid text becomes an empty document.
+    """
+    if on_bad_record not in ON_ERROR:
+        raise ConfigError(
+            f"--on-bad-record {on_bad_record}", f"must be {' or '.join(ON_ERROR)}", "Choose one of these."
+        )
     executor, out = Executor(workers), Path(out_dir)
     tokenizer, raw = load_tokenizer(tokenizer_dir), load_manifest(corpus)
     shards = [shard for shard in raw.shards if shard.documents > 0]
@@ -88,6 +99,7 @@ def tokenize_corpus(
             out,
             folder.work,
             threads=max(1, usable_cores() // processes),
+            on_bad_record=on_bad_record,
         )
         _tokenize(executor, work, missing, folder, done)
         manifest = TokenManifest(
@@ -106,7 +118,7 @@ def tokenize_corpus(
 
 def _bytes_needed(shard: ShardInfo, dtype: str) -> int:
     """Estimate one token per four bytes."""
-    return shard.bytes // 4 * TOKEN_DTYPES[dtype].itemsize + shard.documents * ENDS_DTYPE.itemsize
+    return shard.bytes // 4 * TOKEN_DTYPES[dtype].itemsize + 2 * shard.documents * ENDS_DTYPE.itemsize
 
 
 def _tokenize(
@@ -133,12 +145,12 @@ def _tokenize(
 
 
 def tokenize_shard(work: ShardWork, numbered: tuple[int, ShardInfo]) -> TokenShard:
-    """Write the two files of a shard, in a worker process; `numbered` is its number and its entry in the manifest."""
+    """Write the files of a shard, in a worker process; `numbered` is its number and its entry in the manifest."""
     number, shard = numbered
     tokenizer = worker_tokenizer(work.tokenizer_dir, work.tokenizer_fingerprint, work.threads)
     dtype = TOKEN_DTYPES[dtype_for(tokenizer.size)]
     text_bytes = num_tokens = num_documents = 0
-    tokens_file, ends_file = files_of(shard.path)
+    tokens_file, ends_file, sizes_file = files_of(shard.path)
     # With the process id: a worker of a run that was killed may live a moment longer than the run.
     unfinished = work.work_dir / f"{number:05d}-{os.getpid()}"
     with (
@@ -146,8 +158,10 @@ def tokenize_shard(work: ShardWork, numbered: tuple[int, ShardInfo]) -> TokenSha
         progress_file(work.work_dir / f"{number:05d}.progress", lambda: num_tokens) as advance,
         HashedFile(unfinished.with_suffix(".tokens")) as tokens_out,
         HashedFile(unfinished.with_suffix(".ends")) as ends_out,
+        HashedFile(unfinished.with_suffix(".sizes")) as sizes_out,
     ):
-        reader = DomainReader(shard.domain, open_folder(work.corpus), [shard], work.text_field)
+        folder = open_folder(work.corpus)
+        reader = DomainReader(shard.domain, folder, [shard], work.text_field, work.on_bad_record)
         for texts in text_batches(all_texts(reader)):
             try:
                 encoded = tokenizer.encode_batch(texts)
@@ -163,12 +177,15 @@ def tokenize_shard(work: ShardWork, numbered: tuple[int, ShardInfo]) -> TokenSha
             text_bytes += sum(len(text.encode()) for text in texts)
             num_tokens, num_documents = num_tokens + len(tokens), num_documents + len(texts)
             advance(len(texts) * shard.bytes // shard.documents)
+        check_content(folder, shard)  # last, as errors that name a record say more
         make_folder((work.out_dir / tokens_file).parent)
         tokens_out.finish(work.out_dir / tokens_file)
         ends_out.finish(work.out_dir / ends_file)
+        sizes_out.write(reader.document_sizes().astype(ENDS_DTYPE).data)
+        sizes_out.finish(work.out_dir / sizes_file)
     return TokenShard(
         shard.path, shard.domain, shard.documents, shard.bytes, text_bytes, num_tokens,
-        tokens_file, ends_file, tokens_out.sha256, ends_out.sha256,
+        tokens_file, ends_file, tokens_out.sha256, ends_out.sha256, sizes_file, sizes_out.sha256,
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ Only `evaluate harness` loads this module.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import torch
@@ -25,13 +25,21 @@ from transformers import StoppingCriteriaList
 
 from z2all_ds.base.console import progress, say
 from z2all_ds.base.errors import ConfigError, MachineError
+from z2all_ds.evaluate.encoding import additions, hidden_messages, hide_control_tokens, rendered_ids, text_ids
 from z2all_ds.evaluate.generate import StopCheck
 from z2all_ds.evaluate.loading import LoadedModel
+from z2all_ds.evaluate.windows import AUTO, bos_id_of
 
 MAX_NEW_TOKENS = 256
 """Default of tasks that set no limit, as in the harness."""
 SAMPLING_ONLY = ("temperature", "top_p", "top_k", "min_p", "typical_p")
 """Settings in a task's generation_kwargs that transformers would warn about without sampling."""
+LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+PASSED_ON = (
+    *("do_sample", *SAMPLING_ONLY, "num_beams", "early_stopping"),
+    *("repetition_penalty", "length_penalty", "no_repeat_ngram_size"),
+)
+"""Settings in a task's generation_kwargs for transformers, some of whose others run code (custom_generate)."""
 Request = tuple[Any, list[int], list[int]]
 """(key, tokens of the context, tokens of the continuation)."""
 Tokens = tuple[int, ...]
@@ -51,6 +59,9 @@ class HarnessModel(TemplateLM):
         # Some configs, such as Bloom's, do not set it.
         self.max_length = resolve_max_length(loaded.model.config, loaded.tokenizer)
         self.prompts_cut = 0
+        self._is_chat = False
+        self._hidden: dict[str, str] = {}
+        """Control tokens that messages spell out, by the marks in their place (see encoding.py)."""
         pad = self.tokenizer.pad_token_id
         self.pad_token_id = int(pad if pad is not None else self.tokenizer.eos_token_id or 0)
 
@@ -63,9 +74,14 @@ class HarnessModel(TemplateLM):
         bos = self.tokenizer.bos_token_id
         return self.eot_token_id if bos is None else int(bos)
 
+    @cached_property
+    def _additions(self) -> tuple[list[int], list[int]]:
+        return additions(self.tokenizer)
+
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        self._is_chat = True
         text: str = self.tokenizer.apply_chat_template(
-            chat_history,
+            hidden_messages(self.tokenizer, chat_history, self._hidden),
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=not add_generation_prompt,
@@ -73,11 +89,24 @@ class HarnessModel(TemplateLM):
         return text
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        """Return the ids; only a chat template makes control tokens."""
         how = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
+        if not self._is_chat:
+            before, after = ([], []) if add_special_tokens is False else self._additions
+            return [*before, *text_ids(self.tokenizer, string), *after]
         if add_special_tokens is None and has_bos_prefix(string, self.tokenizer.decode([self.prefix_token_id])):
             how["add_special_tokens"] = False  # a chat template has added it
+        if any(mark in string for mark in self._hidden):
+            bos_id = bos_id_of(self.tokenizer, AUTO) if how.get("add_special_tokens", True) else None
+            return [*([] if bos_id is None else [bos_id]), *rendered_ids(self.tokenizer, string, self._hidden)]
         ids: list[int] = self.tokenizer.encode(string, **how)
         return ids
+
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        if self._is_chat:  # an answer is not part of the template
+            continuation = hide_control_tokens(self.tokenizer, continuation, self._hidden)
+        pair: tuple[list[int], list[int]] = super()._encode_pair(context, continuation)
+        return pair
 
     # Likelihoods
 
@@ -176,6 +205,7 @@ class HarnessModel(TemplateLM):
         groups: dict[str, list[int]] = defaultdict(list)
         prompts = [tuple(self.tok_encode(request.args[0])) for request in requests]
         for number, request in enumerate(requests):
+            _refuse_other_settings(request.args[1])
             groups[repr(sorted(request.args[1].items()))].append(number)
         answers = [""] * len(requests)
         with progress("generation", len(requests), "requests") as advance:
@@ -222,3 +252,10 @@ class HarnessModel(TemplateLM):
     def report_cut_prompts(self) -> None:
         if self.prompts_cut:
             say(f"{self.prompts_cut} prompts exceeded the model's {self.max_length} tokens: cut on the left")
+
+
+def _refuse_other_settings(how: Mapping[str, Any]) -> None:
+    known = ("until", *LENGTHS, *PASSED_ON)
+    if other := next((name for name in how if name not in known), None):
+        rule = f"is not a setting that tasks may use ({', '.join(known)})"
+        raise ConfigError(f"generation_kwargs: {other}", rule, "Remove it from the task's YAML.")

@@ -178,7 +178,7 @@ def _encode_answer(value: Any, old: Question, new: Question) -> Any:
             return value.replace(bare, label.lower() if bare.islower() else label)
         if bare == old.options[old.gold].strip():
             return new.options[new.gold]
-        if bare.isdigit() and int(bare) - old.gold in (0, 1):
+        if bare.isdecimal() and int(bare) - old.gold in (0, 1):
             return value.replace(bare, str(int(bare) - old.gold + new.gold))
     raise ValueError(f"{value!r} does not denote option {old.gold}")
 

@@ -18,6 +18,7 @@ from z2all_ds.base.errors import ConfigError
 from z2all_ds.base.reports import Shown
 from z2all_ds.evaluate.harness.report import ScoreRow, compare, mean_and_error, score_table, verdicts
 from z2all_ds.evaluate.harness.settings import HarnessSettings
+from z2all_ds.evaluate.harness.task_code import contained
 from z2all_ds.evaluate.harness.tasks import load_tasks, quiet, require_harness
 from z2all_ds.evaluate.harness.variants import Variants, make_variants
 from z2all_ds.evaluate.loading import LoadedModel, load_model
@@ -59,7 +60,8 @@ def run_harness(
     with heartbeat("loading lm-evaluation-harness"):
         require_harness()
         with quiet():
-            loaded = load_tasks(list(settings.tasks), Path(settings.include) if settings.include else None)
+            include = Path(settings.include) if settings.include else None
+            loaded = load_tasks(list(settings.tasks), include, settings.allow_task_code)
     with quiet():
         ready = load_model(model, dtype)
     return evaluate_tasks(ready, loaded, settings, keep)
@@ -72,7 +74,7 @@ def evaluate_tasks(
     if settings.chat and not model.tokenizer.chat_template:
         raise ConfigError("--chat", f"the tokenizer of {model.label} has no chat template", "Omit --chat.")
     notes: list[str] = []
-    with quiet():
+    with quiet(), contained(settings.allow_task_code):
         for name, task in loaded["tasks"].items():
             notes += _set_shots(name, task, settings.shots)
         variants = {name: make_variants(task, settings) for name, task in loaded["tasks"].items()}

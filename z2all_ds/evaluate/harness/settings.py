@@ -21,6 +21,8 @@ class HarnessSettings:
     chat: bool = False
     fields: str | None = None
     others_wrong_text: str | None = None
+    allow_task_code: bool = False
+    """Run Python code of the folder of tasks."""
 
     def __post_init__(self) -> None:
         for name, least in (("shots", 0), ("limit", 1), ("batch", 1), ("shuffles", 1)):

@@ -7,6 +7,7 @@ are relative to the YAML's folder, so that tasks and data can be moved together.
 import difflib
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from z2all_ds.base.errors import ConfigError, DataError, MachineError
+from z2all_ds.base.foreign_content import explain_content
+from z2all_ds.evaluate.harness.task_code import contained
 
-OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
+OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_EVALUATE_OFFLINE", "TRANSFORMERS_OFFLINE")
 NOISY = ("lm_eval", "datasets", "huggingface_hub", "filelock", "fsspec")
 
 
@@ -33,9 +36,11 @@ def require_harness() -> None:
         raise MachineError(
             f"lm-evaluation-harness ({error})", "is not installed, or too old", "Run pip install 'z2all_ds[eval]'."
         ) from error
-    # Both read the environment when imported, which may have happened before.
+    # All read the environment when imported, which may have happened before.
     huggingface_hub.constants.HF_HUB_OFFLINE = True
     datasets.config.HF_HUB_OFFLINE = True
+    if loaded := sys.modules.get("evaluate.config"):
+        loaded.HF_EVALUATE_OFFLINE = True  # type: ignore[attr-defined]
 
 
 @contextmanager
@@ -77,7 +82,7 @@ def list_tasks(include: Path) -> list[ListedTask]:
     ]
 
 
-def load_tasks(names: list[str], include: Path | None) -> dict[str, Any]:
+def load_tasks(names: list[str], include: Path | None, allow_code: bool = False) -> dict[str, Any]:
     """Return `{"tasks": {name: task}, "groups": {name: group}, ...}` of the harness. Names may contain * and ?."""
     if not names:
         raise ConfigError("--tasks", "names no task", "Set comma-separated names, or use --list to see them.")
@@ -86,9 +91,10 @@ def load_tasks(names: list[str], include: Path | None) -> dict[str, Any]:
         manager = task_manager(include, with_defaults=True)  # about 10,000 files, which takes seconds
     wanted = matching(names, manager)
     loaded: dict[str, Any] = {"tasks": {}, "groups": {}, "group_map": {}}
-    for name in wanted:
-        for kind, members in _load(manager, name).items():
-            loaded[kind].update(members)
+    with contained(allow_code):
+        for name in wanted:
+            for kind, members in _load(manager, name).items():
+                loaded[kind].update(members)
     for name, task in loaded["tasks"].items():
         _refuse_unsupported(name, task)
     return loaded
@@ -114,6 +120,9 @@ def task_manager(include: Path | None, with_defaults: bool) -> Any:
 
     if include is not None and not include.is_dir():
         raise ConfigError(f"--include {include}", "is not a folder", "Use a folder with the tasks' YAML files.")
+    for file in include.rglob("*.yaml") if include is not None else ():
+        if not file.is_file() and not file.is_dir():  # the harness would wait for a FIFO, and never end with a device
+            raise ConfigError(f"{file}", "is not a regular file", "Remove it.")
 
     class LocalDataFactory(TaskFactory):
         def _load_full_config(self, entry: Any, overrides: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -122,7 +131,8 @@ def task_manager(include: Path | None, with_defaults: bool) -> Any:
                 resolve_data_paths(config, Path(entry.yaml_path).resolve().parent)
             return config
 
-    manager = TaskManager(include_path=None if include is None else str(include), include_defaults=with_defaults)
+    with explain_content(DataError, f"--include {include}", "a YAML in it is not valid", "Correct it."):
+        manager = TaskManager(include_path=None if include is None else str(include), include_defaults=with_defaults)
     manager._factory = LocalDataFactory()
     return manager
 
@@ -150,10 +160,11 @@ def resolve_data_paths(config: dict[str, Any], folder: Path) -> None:
 
 def _load(manager: Any, name: str) -> Any:
     import jinja2
+    import yaml
     from datasets.exceptions import DatasetsError
 
     entry = manager.task_index[name]
-    wrong_yaml = (jinja2.TemplateError, KeyError, TypeError, AttributeError, IndexError, SyntaxError, ValueError)
+    wrong_yaml = (jinja2.TemplateError, yaml.YAMLError, LookupError, TypeError, AttributeError, SyntaxError, ValueError)
     try:
         return manager.load([name])
     except (OSError, DatasetsError, *wrong_yaml) as error:

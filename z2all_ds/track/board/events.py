@@ -27,7 +27,10 @@ class EventLog(RecordLog):
         """Start of the first process, which is earlier; goodput counts from there."""
         self.last_unix: float | None = None
         self.outcome: str | None = None
+        self.reason = ""
+        """Why it failed."""
         self.goodput: float | None = None
+        """Recorded at the last end; None while the run continues."""
         self._starts = 0
 
     def add(self, record: dict[str, Any] | None) -> None:
@@ -42,7 +45,10 @@ class EventLog(RecordLog):
             if kind == "first_step" and self._starts <= 1 and "seconds" in record:
                 self.process_unix = min(self.process_unix or moment, moment - record["seconds"])
         if kind in OUTCOMES:
-            self.outcome, self.goodput = kind, record.get("goodput")
+            self.outcome, self.reason = kind, str(record.get("reason", ""))
+            self.goodput = record.get("goodput", self.goodput)  # a process without a step has not changed it
+        if kind == "first_step":
+            self.goodput = None
         if kind == "started":
             self.started = record
             probes = record.get("probes")

@@ -12,11 +12,12 @@ SLOW_FACTOR = 1.2
 """Times the median of all ranks."""
 WAITING_SHARE = 0.2
 """A rank that waits longer for data than this share of the median work is reported."""
+NOTABLE_SECONDS = 0.01
+"""Shorter waits and differences per step are noise: steps of a tiny model take a few milliseconds."""
 FILE_TAIL_BYTES = 8 << 20
 """Older records are not read."""
 VERDICTS = ("slow", "waits for data", "ok")
 """The worst first."""
-FIGURES = ("work_seconds", "data_wait_seconds", "memory_bytes")
 
 
 class HealthLog(RecordLog):
@@ -43,7 +44,7 @@ class HealthLog(RecordLog):
         return super().update(stat)
 
     def shown(self, hosts: list[Any], now_unix: float) -> dict[str, Any]:
-        """Return ranks and nodes for the page."""
+        """Return ranks and nodes for the page, with the medians that their verdicts are based on."""
         records = list(self.records)
         last = records[-1] if records else {}
         count = len(last.get("work_seconds", []))
@@ -51,14 +52,16 @@ class HealthLog(RecordLog):
         judged = [record for record in records if len(record["work_seconds"]) == count]
         work, wait = (
             [_median([_figure(record, name, rank) for record in judged]) for rank in range(count)]
-            for name in FIGURES[:2]
+            for name in ("work_seconds", "data_wait_seconds")
         )
         typical = _median(work)
         ranks = [
             {
                 "rank": rank,
                 "host": hosts[rank] if rank < len(hosts) else "",
-                **{name: _figure(last, name, rank) for name in FIGURES},
+                "work_seconds": work[rank],
+                "data_wait_seconds": wait[rank],
+                "memory_bytes": _figure(last, "memory_bytes", rank),
                 "verdict": _verdict(work[rank], wait[rank], typical),
             }
             for rank in range(count)
@@ -80,9 +83,9 @@ def _median(values: list[float | None]) -> float | None:
 
 
 def _verdict(work: float | None, wait: float | None, typical: float | None) -> str:
-    if work is not None and typical is not None and work > SLOW_FACTOR * typical:
+    if work is not None and typical is not None and work > max(SLOW_FACTOR * typical, typical + NOTABLE_SECONDS):
         return "slow"
-    if wait is not None and wait > WAITING_SHARE * (typical or 0.0):
+    if wait is not None and wait > max(WAITING_SHARE * (typical or 0.0), NOTABLE_SECONDS):
         return "waits for data"
     return "ok"
 

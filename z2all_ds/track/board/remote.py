@@ -18,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 from z2all_ds.base.child_process import MARK, JsonProcess
 from z2all_ds.base.errors import ConfigError
 from z2all_ds.base.ssh_errors import recognise
+from z2all_ds.base.url_passwords import without_passwords
 from z2all_ds.track import files
 from z2all_ds.track.files import Files
 
@@ -82,12 +83,18 @@ def parse_remote(given: str) -> RemoteFolder | None:
             parts = urlsplit(given)
             host, port = parts.hostname, parts.port
         except ValueError as error:
-            raise ConfigError(given, f"{error}", "Write ssh://user@host:port/path.") from None
+            raise ConfigError(without_passwords(given), f"{error}", "Write ssh://user@host:port/path.") from None
         folder = unquote(parts.path)
+        if parts.password is not None:
+            shown, rule = without_passwords(given), "a password on the command line is visible to all users"
+            raise ConfigError(shown, rule, "Leave it out; log in with a key (ssh-copy-id, ssh-agent).")
         if not host or not folder.strip("/"):
             raise ConfigError(given, "names no host or no folder", "Write ssh://user@host:port/path.")
         target = f"{unquote(parts.username)}@{host}" if parts.username else host
         folder = "~" + folder[2:] if folder.startswith("/~") else folder
+    elif re.match(r"[A-Za-z][\w+.-]*://", given):
+        rule = "the board reads folders of this machine, and of others over ssh"
+        raise ConfigError(given, rule, "Give a path, or write ssh://user@host:port/path.")
     else:
         # As in scp: a colon before any slash, unless a local folder has that name.
         found = re.fullmatch(r"([^/:\[\]]+|(?:[^/@]+@)?\[[^\]/]+\]):(.*)", given, flags=re.DOTALL)

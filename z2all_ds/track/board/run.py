@@ -43,7 +43,7 @@ class Pace:
 
 
 class WatchedRun:
-    """Follows a run folder between `start` and `stop`; the folder need not exist yet."""
+    """Follows a run folder between `start` and `stop`; on another machine, it need not exist yet."""
 
     def __init__(self, number: int, files: Files, folder: str, location: str, pace: Pace | None = None) -> None:
         self.id, self.folder, self.location = str(number), folder, location
@@ -54,7 +54,7 @@ class WatchedRun:
         self.health = HealthLog(files, self._paths[2])
         self.settings = Settings(files, self._paths[3], self._paths[4])
         self.evaluations = EvaluationFiles(files, self._paths[5])
-        self._problem, self._is_unreachable = "", False
+        self._problem, self._is_unreachable, self._exists = "", False, True
         self._now_unix, self._written_unix = 0.0, 0.0
         """By the clock of the machine that has the files."""
         self._over = threading.Event()
@@ -81,7 +81,8 @@ class WatchedRun:
 
     def update(self) -> bool:
         """Read new content of all files. Return whether there is more to read."""
-        self._now_unix, stats = self._files.stats(self._paths)
+        self._now_unix, (own, *stats) = self._files.stats([self.folder, *self._paths])
+        self._exists = any(own)
         self._written_unix = max(stat[1] for stat in stats[:3])
         # Before events: when a page sees a run's first event, it asks for its settings, once.
         self.settings.update(stats[3:5])
@@ -186,7 +187,7 @@ class WatchedRun:
     def _status(self, recent: Sequence[dict[str, Any]]) -> str:
         if self._is_unreachable:
             return "unreachable"
-        if self.events.outcome in ("done", "stopped", "requeue"):
+        if self.events.outcome in ("done", "stopped", "requeue", "failed"):
             return self.events.outcome
         if not recent and not self.events.count:
             return "empty"
@@ -204,7 +205,11 @@ class WatchedRun:
             return self._problem
         notes = []
         if status == "empty":
-            notes.append("no answer yet" if self.is_remote and not self._now_unix else "nothing written yet")
+            no_answer = self.is_remote and not self._now_unix
+            written = "nothing written yet" if self._exists else "no such folder"
+            notes.append("no answer yet" if no_answer else written)
+        if status == "failed" and self.events.reason:
+            notes.append(self.events.reason)
         if status == "silent":
             silence = human_seconds(self._silent_seconds(list(self.curves.recent)))
             notes.append(f"nothing written for {silence}, and no end was recorded")

@@ -1,5 +1,7 @@
 """`z2all board`: finds a port, prints the address, and serves until Ctrl-C."""
 
+import ipaddress
+import os
 import secrets
 import socket
 from collections.abc import Sequence
@@ -10,17 +12,18 @@ from z2all_ds.base.console import say
 from z2all_ds.base.errors import ConfigError, MachineError
 
 DEFAULT_PORT, PORTS_TRIED = 8765, 50
+BACKLOG = 64
+"""Connections that are accepted at once, before any of them is counted."""
 REQUIRED = ("starlette", "uvicorn", "plotly")
+TOKEN_VARIABLE = "Z2ALL_BOARD_TOKEN"
 
 
-def serve(runs: Sequence[str], host: str, port: int | None, token: str | None) -> None:
+def serve(runs: Sequence[str], host: str, port: int | None) -> None:
     """Serve the board until it is interrupted. `port` None: the default one, or the next free one."""
     missing = [name for name in REQUIRED if find_spec(name) is None]
     if missing:
         raise MachineError(f"{', '.join(missing)}", "not installed", "Run: pip install 'z2all_ds[board]'")
-    if token is not None and (not token or not token.isprintable()):  # surrogates are not printable
-        rule = "must be text without control characters" if token else "must not be empty"
-        raise ConfigError("--token", rule, "Leave it out to generate one.")
+    token = chosen_token()
     listening = bind(host, port)
     bound_port = listening.getsockname()[1]
 
@@ -32,12 +35,14 @@ def serve(runs: Sequence[str], host: str, port: int | None, token: str | None) -
         # After reading has begun, since loading the server's libraries takes a while.
         import uvicorn
 
-        from z2all_ds.track.board.server import is_loopback, make_app
+        from z2all_ds.track.board.connections import LimitedConnection
+        from z2all_ds.track.board.server import make_app
 
-        if token is None and not is_loopback(host):
-            token = secrets.token_urlsafe(16)
         config = uvicorn.Config(
             make_app(watch, token, bound_port),
+            http=LimitedConnection,
+            ws="none",
+            backlog=BACKLOG,
             log_level="warning",
             access_log=False,
             lifespan="off",
@@ -52,10 +57,28 @@ def serve(runs: Sequence[str], host: str, port: int | None, token: str | None) -
         listening.close()
 
 
-def address(host: str, port: int, token: str | None) -> str:
+def chosen_token() -> str:
+    """Return the token of the environment, or a new one."""
+    token = os.environ.get(TOKEN_VARIABLE)
+    if token is None:
+        return secrets.token_urlsafe(16)
+    if not token or not token.isprintable():  # surrogates are not printable
+        rule = "must be text without control characters" if token else "must not be empty"
+        raise ConfigError(TOKEN_VARIABLE, rule, "Unset it to generate one.")
+    return token
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can connect to this address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def address(host: str, port: int, token: str) -> str:
     """Return the page's URL."""
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    return url if token is None else f"{url}/?token={quote(token, safe='')}"
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/?token={quote(token, safe='')}"
 
 
 def bind(host: str, port: int | None) -> socket.socket:

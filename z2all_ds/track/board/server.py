@@ -1,11 +1,9 @@
 """The board's web server: the page, its chart library, and the runs as JSON.
 
-Without a token it answers only requests to a loopback address; a request with another Host header is refused, since a
-page from another server could have its name resolved to this machine. With a token it answers those who have it.
+It answers only those who have the token, on a loopback address too: every user of a machine can connect to it.
 """
 
 import gzip
-import ipaddress
 import math
 import secrets
 from collections.abc import Callable
@@ -17,7 +15,7 @@ from urllib.parse import quote, unquote
 
 import orjson
 from starlette.applications import Starlette
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
@@ -33,6 +31,7 @@ from z2all_ds.track.fields import AXES
 
 PAGE = Path(__file__).parent / "page"
 DEFAULT_POINTS, MOST_POINTS = 800, 20_000
+DEEPEST = 100
 # Plotly sets styles on its elements and exports charts as data and blob URLs; it needs no eval.
 POLICY = (
     "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
@@ -46,30 +45,35 @@ HEADERS = {
 }
 
 
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def host_of(header: str) -> str:
-    """Return `::1` for `[::1]:8765`."""
-    if header.startswith("["):
-        return header[1:].partition("]")[0]
-    return header.partition(":")[0].lower()
-
-
 def json_response(content: Any, status: int = 200) -> Response:
     """Return JSON; NaN and infinities become null."""
-    body = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
+    option = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+    try:
+        body = orjson.dumps(content, option=option)
+    except orjson.JSONEncodeError:
+        body = orjson.dumps(_encodable(content), option=option)
     return Response(body, status, media_type="application/json")
+
+
+def _encodable(content: Any, depth: int = 0) -> Any:
+    """Return the content with text in place of what has no JSON here: lone surrogates, large integers, deep nesting."""
+    if depth == DEEPEST:
+        return "..."
+    if isinstance(content, dict):
+        return {_encodable(str(key)): _encodable(value, depth + 1) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_encodable(value, depth + 1) for value in content]
+    if isinstance(content, str):
+        return content.encode(errors="backslashreplace").decode()
+    if isinstance(content, int) and content.bit_length() > 63:
+        return f"integer of {content.bit_length()} bits"
+    return content
 
 
 class Guard:
     """Refuses requests that are not allowed, and adds headers to all responses."""
 
-    def __init__(self, app: ASGIApp, token: str | None, cookie: str) -> None:
+    def __init__(self, app: ASGIApp, token: str, cookie: str) -> None:
         self._app, self._token, self._cookie = app, token, cookie
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,16 +93,13 @@ class Guard:
 
     def _refusal(self, scope: Scope) -> Response | None:
         request = Request(scope)
-        if self._token is None:
-            host = host_of(Headers(scope=scope).get("host", ""))
-            if is_loopback(host):
-                return None
-            return json_response({"error": f"host {host!r}: the board only answers to 127.0.0.1 and localhost"}, 403)
         if self._is_right(request.query_params.get("token")):
             rest = request.url.remove_query_params("token").query
-            answer = RedirectResponse(request.url.path + (f"?{rest}" if rest else ""))
+            path = "/" + request.url.path.lstrip("/")  # a path that begins with // would name another server
+            answer = RedirectResponse(path + (f"?{rest}" if rest else ""))
             value = quote(self._token, safe="")  # a cookie may contain only a few characters unquoted
-            answer.set_cookie(self._cookie, value, httponly=True, samesite="strict")
+            # Not "strict": a browser does not send such a cookie after a link on another page, such as a web terminal.
+            answer.set_cookie(self._cookie, value, httponly=True, samesite="lax")
             return answer
         if self._is_right(unquote(request.cookies.get(self._cookie, ""))):
             return None
@@ -106,10 +107,10 @@ class Guard:
         return PlainTextResponse(error, 403) if request.url.path == "/" else json_response({"error": error}, 403)
 
     def _is_right(self, given: str | None) -> bool:
-        return given is not None and secrets.compare_digest(given.encode(), (self._token or "").encode())
+        return given is not None and secrets.compare_digest(given.encode(), self._token.encode())
 
 
-def make_app(watch: Watch, token: str | None = None, port: int = 0) -> Starlette:
+def make_app(watch: Watch, token: str, port: int) -> Starlette:
     """Return the web application. The port is part of the cookie's name, so that two boards do not share it."""
 
     def index(request: Request) -> Response:

@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-import yaml
-
+from z2all_ds.base.url_passwords import without_passwords
+from z2all_ds.base.yaml_text import BadYaml, load_yaml
 from z2all_ds.track.files import Files
 
 LONGEST_BYTES = 4 << 20
@@ -31,15 +31,15 @@ class Settings:
 
 
 def parse(content: bytes) -> Any:
-    """Parse JSON or YAML; return {} for a file that is only half written."""
+    """Parse JSON or YAML, without passwords in URLs; return {} for a file that is only half written."""
+    text = content.decode("utf-8", "replace")
     try:
-        return json.loads(content)
-    except ValueError:
+        return without_passwords(json.loads(text))
+    except (ValueError, RecursionError):
         pass
     try:
-        # PyYAML's C loader, if it was built, takes a tenth of the time.
-        return yaml.load(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (yaml.YAMLError, ValueError):  # ValueError: invalid UTF-8, invalid dates
+        return without_passwords(load_yaml(text))
+    except (BadYaml, RecursionError):
         return {}
 
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from z2all_ds.base.errors import DataError
 from z2all_ds.track.board.remote import RemoteFiles, parse_remote
 from z2all_ds.track.board.run import Pace, WatchedRun
 from z2all_ds.track.files import Files
@@ -25,6 +26,8 @@ class WatchedFolder:
     def parse(cls, given: str) -> "WatchedFolder":
         remote = parse_remote(given)
         if remote is None:
+            if not os.path.isdir(os.path.expanduser(given)):
+                raise DataError(given, "no such folder", "Give a run folder, or a folder where runs are or will be.")
             return cls(given, Files(), given.rstrip("/") or "/")
         return cls(given, RemoteFiles(remote), remote.folder)
 

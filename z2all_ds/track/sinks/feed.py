@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
+from z2all_ds.base.atomic import open_own
 from z2all_ds.base.child_process import module_command, package_environment, start
 from z2all_ds.base.config.sections import TrackSection
 from z2all_ds.base.machine import process_is_alive
@@ -49,7 +50,7 @@ class SinkProcess:
         arguments = (str(self._folder.root.absolute()), self._sink, str(os.getpid()), settings)
         path = self._folder.root / "logs" / "sinks.log"
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as log:
+        with open(path, "ab", opener=open_own) as log:
             self._process = start(
                 module_command("z2all_ds.track.sinks.session", *arguments),
                 package_environment(),

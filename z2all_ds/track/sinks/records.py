@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from z2all_ds.base.atomic import write_whole
-from z2all_ds.track.files import Files
+from z2all_ds.base.json_text import load_json
+from z2all_ds.base.storage.open_files import read_regular
+from z2all_ds.track.files import LinkedFiles
 from z2all_ds.track.tail import LineTail
-from z2all_ds.track.writer import parse_record
+from z2all_ds.track.writer import parse_line, parse_record
 
 LONGEST_LINE_BYTES = 1 << 20
 
@@ -54,9 +56,10 @@ class RecordFollower:
             offset = self._tail.offset - sum(len(line) + 1 for line in new.lines)
             for line in new.lines:
                 offset += len(line) + 1
-                record = parse_record(line)
-                if record["time_unix"] > self._known_until:
-                    self.mark = Mark(offset, record.get("step") or 0, record["time_unix"])
+                record = parse_line(line) or {}  # a damaged line is skipped
+                written = record.get("time_unix")
+                if isinstance(written, int | float) and written > self._known_until:
+                    self.mark = Mark(offset, record.get("step") or 0, written)
                     found.append(record)
         return found
 
@@ -64,7 +67,7 @@ class RecordFollower:
 def _is_unchanged(path: Path, mark: Mark) -> bool:
     """Return whether the file still has the marked record at its offset."""
     begin = max(0, mark.offset - LONGEST_LINE_BYTES)
-    before = Files().read(str(path), begin, mark.offset - begin)
+    before = LinkedFiles().read(str(path), begin, mark.offset - begin)
     try:
         record = parse_record(before.splitlines()[-1])
         found = Mark(begin + len(before), record.get("step") or 0, record["time_unix"])
@@ -87,7 +90,7 @@ class Progress:
     def load(cls, path: Path) -> "Progress":
         """Read the file; the progress is empty if that fails."""
         try:
-            content = json.loads(path.read_bytes())
+            content = load_json(read_regular(path))
             marks = {
                 destination: {file: Mark(**mark) for file, mark in files.items()}
                 for destination, files in content["marks"].items()

@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from z2all_ds.base.atomic import open_own
 from z2all_ds.base.machine import child_processes
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.track.sinks.records import Progress, RecordFollower
@@ -66,7 +67,7 @@ class Owner:
 def run_session(folder: RunFolder, name: str, settings: SinkSettings, owner: Owner) -> None:
     """Send records until the owner asks to end and everything is delivered."""
     folder.sinks.mkdir(parents=True, exist_ok=True)
-    with (folder.sinks / f".{name}.lock").open("w") as lock:
+    with open(folder.sinks / f".{name}.lock", "ab", opener=open_own) as lock:
         while not _is_locked(lock.fileno()):  # the session of a killed run may still send
             owner.report("waiting")
             if owner.wants_end(READ_EVERY_SECONDS):

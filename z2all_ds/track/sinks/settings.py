@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from z2all_ds.base.url_passwords import without_passwords
+
 WANDB, TENSORBOARD = "wandb", "tensorboard"
 LABELS = {WANDB: "W&B", TENSORBOARD: "TensorBoard"}
 HANG_SECONDS = 30.0
@@ -38,7 +40,7 @@ class SinkSettings:
             return "files"
         if self.wandb != "online":
             return self.wandb
-        return "/".join([_server(), os.environ.get("WANDB_ENTITY", ""), self.project])
+        return "/".join([without_passwords(_server()), os.environ.get("WANDB_ENTITY", ""), self.project])
 
 
 class SinkFailure(Exception):
@@ -80,7 +82,7 @@ def has_wandb_key() -> bool:
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     host, named = urlsplit(_server()).hostname or "", os.environ.get("NETRC")
-    for path in [Path(named).expanduser()] if named else [Path.home() / ".netrc", Path.home() / "_netrc"]:
+    for path in [Path(os.path.expanduser(named))] if named else [Path.home() / ".netrc", Path.home() / "_netrc"]:
         with suppress(OSError, netrc.NetrcParseError, UnicodeDecodeError):
             if netrc.netrc(path).hosts.get(host):
                 return True

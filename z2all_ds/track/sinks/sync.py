@@ -34,8 +34,10 @@ def sync_runs(runs: list[Path], sink: str, project: str | None, offline: bool) -
     mode = "disabled" if sink == TENSORBOARD else "offline" if offline else "online"
     options = [*(["--to", sink] if sink != WANDB else []), *(["--project", project] if project else [])]
     for run in runs:
-        own = (run_config(RunFolder(run)).get("track") or {}).get("project") or SinkSettings.project
-        settings = SinkSettings(mode, sink == TENSORBOARD, project or own, PATIENCE_SECONDS, PATIENCE_SECONDS)
+        track = run_config(RunFolder(run)).get("track")
+        own = track.get("project") if isinstance(track, dict) else None
+        name = project or (own if isinstance(own, str) and own else SinkSettings.project)
+        settings = SinkSettings(mode, sink == TENSORBOARD, name, PATIENCE_SECONDS, PATIENCE_SECONDS)
         again = shlex.join(["z2all", "track", "sync", str(run), *options, *(["--offline"] if offline else [])])
         _sync_one(RunFolder(run), sink, settings, again)
 

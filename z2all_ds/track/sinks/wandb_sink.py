@@ -17,10 +17,16 @@ from collections.abc import Sequence
 from typing import Any, TextIO, cast
 
 from z2all_ds.base.run_folder import RunFolder
+from z2all_ds.base.storage.open_files import read_regular
+from z2all_ds.base.url_passwords import without_passwords
+from z2all_ds.base.yaml_text import load_yaml
 from z2all_ds.track.sinks.records import Progress
 from z2all_ds.track.sinks.settings import WANDB, SinkFailure, SinkSettings, has_wandb_key
+from z2all_ds.track.writer import last_outcome
 
 MARKED_EVENTS = ("started", "stage", "checkpoint", "spike", "rolled_back", "fault", "recovered")
+GOOD_ENDS = ("stopped", "requeue", "done")
+"""Outcomes of a run that has not failed."""
 LOSS_WARNING = "will not be synced"
 """Part of W&B's warning that it has stopped uploading."""
 NEVER_SECONDS = 1e6
@@ -117,7 +123,8 @@ class WandbSink:
         if self._events:
             self._row += 1
             self._log({"step": self._last_step}, self._row)
-        self._run.finish()
+        # The session of a killed run ends before its launcher records the failure.
+        self._run.finish(exit_code=int(last_outcome(self._folder) not in GOOD_ENDS))
         self._check_losses()
         self._logged["row"] = self._row
 
@@ -149,10 +156,8 @@ class _StderrWatch:
 
 
 def run_config(folder: RunFolder) -> dict[str, Any]:
-    """Read the run's config; return {} if that fails."""
-    import yaml
-
+    """Read the run's config, without passwords in URLs; return {} if that fails."""
     try:
-        return dict(yaml.safe_load(folder.config.read_text(encoding="utf-8")) or {})
-    except (OSError, ValueError, TypeError, yaml.YAMLError):
+        return dict(without_passwords(load_yaml(read_regular(folder.config)) or {}))
+    except (OSError, ValueError, TypeError):
         return {}

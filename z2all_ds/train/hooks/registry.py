@@ -2,6 +2,7 @@
 
 from z2all_ds.train.context import TrainContext
 from z2all_ds.train.hooks.communication import CommunicationMeter
+from z2all_ds.train.hooks.coverage import Coverage
 from z2all_ds.train.hooks.exports import BackgroundExports
 from z2all_ds.train.hooks.garbage import GarbageCollection
 from z2all_ds.train.hooks.hook import Hook
@@ -14,6 +15,7 @@ HOOKS: tuple[type[Hook], ...] = (
     Profiling,
     Validation,
     Probing,
+    Coverage,
     CommunicationMeter,  # after hooks that use collectives themselves
     GarbageCollection,
     SpikeHandling,

@@ -30,9 +30,11 @@ class SpikeHandling(Hook):
     def __init__(self, context: TrainContext) -> None:
         super().__init__(context)
         self._guard, self._world, self._loader = context.run.guard, context.world, context.loader
-        self._steps, self._state, self._recorder = context.steps, context.state, context.recorder
+        self._state, self._recorder = context.state, context.recorder
         self._data_before: deque[StreamState] = deque(maxlen=self._guard.rollback_skips_steps)
         self._not_finite_in_a_row = 0
+        self._level_step = 0
+        """Last step at which a new level was declared. Checkpoints before it would bring back the old level."""
 
     def before_step(self, number: int) -> None:
         """Remember the data state, which is small; it identifies the documents of a step."""
@@ -43,21 +45,26 @@ class SpikeHandling(Hook):
         self._not_finite_in_a_row = 0 if figures.is_finite else self._not_finite_in_a_row + 1
         if not figures.outliers:
             return
-        policy = self._guard.policy
+        policy = self._guard.policy if figures.is_bad else "warn"
+        if figures.has_new_level and policy == "rollback":
+            policy = "skip"  # going back would lead to the same level again
         what = ", ".join(map(str, figures.outliers))
         self._recorder.say(f"step {self._state.step}: {what}; {WHAT_IS_DONE[policy]}")
-        self._record_event(figures)
-        self._stop_if_hopeless(what)
+        self._record_event(figures, policy)
+        self._stop_if_hopeless(what, policy)
+        if figures.has_new_level:
+            self._level_step = self._state.step
+            self._report_new_level()
         if policy == "rollback":
             self._roll_back()
 
-    def _record_event(self, figures: StepFigures) -> None:
+    def _record_event(self, figures: StepFigures, policy: str) -> None:
         whole = self._state.of_all_ranks(self._data_before[-1])
         samples = self._samples_since(self._data_before[-1])
         self._recorder.event(
             "spike",
             step=self._state.step,
-            policy=self._guard.policy,
+            policy=policy,
             taken=figures.taken,
             values={name: _for_json(value) for name, value in figures.values.items()},
             outliers=[outlier.name for outlier in figures.outliers],
@@ -90,21 +97,33 @@ class SpikeHandling(Hook):
                 break
         return found
 
-    def _stop_if_hopeless(self, what: str) -> None:
+    def _report_new_level(self) -> None:
+        bad, window, learned = self._guard.bad_steps_allowed, self._guard.window_steps, self._guard.min_steps
+        self._recorder.event("new_level", step=self._state.step, bad_steps=bad + 1)
+        self._recorder.say(
+            f"warning: more than {bad} of the last {window} steps were bad"
+            f" (guard.max_bad_steps={self._guard.max_bad_steps}, guard.policy={self._guard.policy}). The guard takes"
+            f" this for the new level and learns it from the next {learned} steps."
+            " If the loss does not recover, lower optimizer.lr or check the data (see events.jsonl)"
+        )
+
+    def _stop_if_hopeless(self, what: str, policy: str) -> None:
         where = f"{what} at step {self._state.step}"
-        fix = "Lower optimizer.lr or check the data (listed in events.jsonl); the last checkpoint is intact."
-        if self._guard.policy == "stop":
+        fix = (
+            "Lower optimizer.lr or check the data (listed in events.jsonl), or set another guard.policy; the last"
+            " checkpoint is intact."
+        )
+        if policy == "stop":
             raise TrainingError(where, "guard.policy=stop", fix)
-        if self._steps.guard.bad_steps > self._guard.max_bad_steps:
-            raise TrainingError(where, f"more bad steps than guard.max_bad_steps={self._guard.max_bad_steps}", fix)
         if self._not_finite_in_a_row >= NOT_FINITE_IN_A_ROW:
             raise TrainingError(where, f"not finite {NOT_FINITE_IN_A_ROW} times in a row: the weights are corrupt", fix)
 
     def _roll_back(self) -> None:
         first, end = self._samples_since(self._data_before[0])
         bad_step = self._state.step
-        if not self._state.roll_back(first, end):
-            self._recorder.say("there is no checkpoint to roll back to yet: the step is skipped")
+        if not self._state.roll_back(first, end, self._level_step):
+            since = f" since the new level at step {self._level_step}" if self._level_step else ""
+            self._recorder.say(f"there is no checkpoint to roll back to yet{since}: the step is skipped")
             return
         self._data_before.clear()
         self._recorder.event("rolled_back", step=self._state.step, from_step=bad_step, skipped_samples=[first, end])

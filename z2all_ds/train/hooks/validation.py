@@ -31,10 +31,12 @@ class Validation(Hook):
             run.train.seed,
             run.num_lanes,
             run.data.packing,
+            even_epochs=False,
+            begin_of_text=run.data.begin_of_text,
         )
         stream = PackedStream(spec, context.data.tokenizer, world.rank, world.world_size, context.data.held_out)
         self._loader = BatchLoader(stream, run.train.micro_batch)
-        self._first = self._loader.state_dict()
+        self._first = stream.plan.state_at(0, stream.plan.fresh_lanes(range(run.num_lanes)))
         self._batches = validation_batches(run, world.world_size)
         self._channel_loss = ChannelLoss(self._loader.stream.domain_names, context.engine.device)
 
@@ -58,7 +60,7 @@ class Validation(Hook):
                     batch = next(self._loader)
                     losses = self.context.forward.losses(batch)
                     device = losses.device
-                    self._channel_loss.add(losses, batch["labels"].to(device), batch["domain_ids"].to(device))
+                    self._channel_loss.add(losses, batch["next_tokens"].to(device), batch["domain_ids"].to(device))
         finally:
             engine.train()
             set_rng_state(randomness)

@@ -66,14 +66,14 @@ class PlainTraining:
             position_ids=batch["position_ids"],
             document_ids=batch["document_ids"] if self.run.data.document_mask else None,
             cu_seqlens=None if documents is None else documents.to(self.device),
-            next_tokens=batch["labels"],
+            next_tokens=batch["next_tokens"],
         )
         (outputs.loss * share).backward()
         for weight, total in zip(self.weights, self.sums, strict=True):
             assert weight.grad is not None
             total.add_(weight.grad)
             weight.grad = None
-        counted = int((batch["labels"] != IGNORED_LABEL).sum())
+        counted = int((batch["next_tokens"] != IGNORED_LABEL).sum())
         return outputs.losses.double().sum().item(), counted
 
     def step(self, lr: float) -> float:

@@ -98,7 +98,7 @@ def read_flight(run: RunFolder, rank: int) -> dict[str, Any] | None:
 
 def read_flights(run: RunFolder) -> dict[int, dict[str, Any]]:
     numbers = [path.name.removeprefix("rank_") for path in run.flights.glob("rank_*")]
-    read = {int(number): read_flight(run, int(number)) for number in numbers if number.isdigit()}
+    read = {int(number): read_flight(run, int(number)) for number in numbers if number.isdecimal()}
     return {rank: flight for rank, flight in sorted(read.items()) if flight is not None}
 
 

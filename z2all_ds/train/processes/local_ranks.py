@@ -1,20 +1,24 @@
 """Starts the ranks of one machine, waits for them, and leaves no process behind."""
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from z2all_ds.base.atomic import write_whole
-from z2all_ds.base.child_process import run_group
+from z2all_ds.base.atomic import open_own, write_whole
+from z2all_ds.base.child_process import end_group, run_group, start
 from z2all_ds.base.config import RunConfig, dump_yaml
 from z2all_ds.base.errors import ClusterError, PortTaken
 from z2all_ds.base.machine import default_environment, free_port
+from z2all_ds.base.paths import full_path
 from z2all_ds.base.run_folder import RunFolder
+from z2all_ds.train.processes.starter import blocked_signals
 
 RANK_MODULE = "z2all_ds.train.pretrain"
 PORT_TRIES = 3
+RANKS_GRACE_SECONDS = 1.0
 
 LocalCommand = Callable[[list[str], int, int], list[str]]
 """Builds the start command from a rank's arguments, the number of ranks and a port."""
@@ -39,8 +43,7 @@ def deepspeed_command(arguments: list[str], ranks: int, port: int) -> list[str]:
 
 def rank_arguments(run: RunConfig, resume: str = "auto") -> list[str]:
     """Write the resolved config into the run folder and return the arguments of the ranks."""
-    folder = RunFolder(Path(run.run_dir).expanduser().resolve())
-    os.close(folder.acquire_lock())  # fails if another job uses the folder
+    folder = RunFolder(full_path(run.run_dir))
     folder.launch_config.parent.mkdir(parents=True, exist_ok=True)
     write_whole(folder.launch_config, dump_yaml(run))
     return ["--config", str(folder.launch_config), "--resume", resume]
@@ -60,11 +63,29 @@ def run_local_ranks(
     environment = {**os.environ, **default_environment(ranks), **variables}
     code = 0
     for _ in range(PORT_TRIES):
-        code = run_group(command(arguments, ranks, free_port()), environment, log)
+        words = command(arguments, ranks, free_port())
+        if command is local_command:
+            code = run_starter(words, environment, log)
+        else:
+            code = run_group(words, environment, log, grace_seconds=RANKS_GRACE_SECONDS)
         # Another process took the free port before rank 0 bound it: rare; retry with another port.
         if code != PortTaken.exit_code:
             break
     return code
+
+
+def run_starter(command: list[str], environment: Mapping[str, str], log: Path) -> int:
+    """Do the same as `run_group`, but the child never receives STOP_SIGNALS."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    process: subprocess.Popen[bytes] | None = None
+    with open(log, "wb", opener=open_own) as file:
+        try:
+            with blocked_signals():
+                process = start(command, environment, stdout=file)
+            return process.wait()
+        finally:
+            if process:
+                end_group(process, RANKS_GRACE_SECONDS)  # a short grace: the ranks ignore SIGTERM
 
 
 def check_ranks(ranks: int, gpus: int) -> None:

@@ -8,6 +8,8 @@ import sys
 import time
 from contextlib import suppress
 
+from z2all_ds.base.atomic import open_own
+from z2all_ds.base.console import printable
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.base.world import World
 from z2all_ds.track.live import LivePanel, open_terminal
@@ -27,7 +29,7 @@ class RankOutput:
         self._log_path = folder.rank_log(world.rank)
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
         self._terminal = os.fdopen(os.dup(2), "w", buffering=1, encoding="utf-8", errors="replace")
-        log = os.open(self._log_path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
+        log = open_own(self._log_path, os.O_WRONLY | os.O_APPEND, 0o644)
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
@@ -63,7 +65,7 @@ class RankOutput:
     def fail(self, text: str, show: bool) -> None:
         """Write the reason why this rank ends: all of it to the log, one line to the terminal."""
         with suppress(OSError):  # the disk may be full
-            print(text, file=sys.stderr, flush=True)
+            print(printable(text), file=sys.stderr, flush=True)
         self.close_panel()
         if show:
             last_line = text.strip().splitlines()[-1]
@@ -72,7 +74,7 @@ class RankOutput:
 
     def _to_log(self, line: str) -> None:
         with suppress(OSError):  # a full disk loses log lines, but does not end the run
-            print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
+            print(f"{time.strftime('%H:%M:%S')} {printable(line)}", file=sys.stderr, flush=True)
 
     def _others_spoke(self) -> tuple[int, int]:
         """Return whether a stop was requested and how many ranks have recorded a fault."""
@@ -84,4 +86,4 @@ class RankOutput:
 
     def _to_terminal(self, line: str) -> None:
         with suppress(OSError):  # the terminal may be gone (closed pipe, lost ssh session); the log has the line
-            self._terminal.write(line + "\n")
+            self._terminal.write(printable(line) + "\n")

@@ -15,6 +15,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from z2all_ds.base.atomic import open_own
 from z2all_ds.base.child_process import module_command, start
 from z2all_ds.base.errors import MachineError
 from z2all_ds.base.machine import private_temp_dir, process_start_time
@@ -41,7 +42,7 @@ class Progress:
         # the handler comes before the file, and afterwards the signal is ignored. It works in a stuck interpreter.
         signal.signal(STACKS_SIGNAL, signal.SIG_IGN)
         folder.stacks(world.rank).parent.mkdir(parents=True, exist_ok=True)
-        self._stacks = folder.stacks(world.rank).open("w")
+        self._stacks = open(folder.stacks(world.rank), "w", opener=open_own)  # noqa: SIM115 - until `end`
         faulthandler.register(STACKS_SIGNAL, self._stacks, all_threads=True)
         faulthandler.enable(self._stacks)  # also write the stacks of a crash
         who = {

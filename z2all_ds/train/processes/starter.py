@@ -6,10 +6,28 @@ twice, one after the other, before the first rank starts. This module loads neit
 """
 
 import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from z2all_ds.base.child_process import start
+from z2all_ds.base.parent_watch import OWNER_VARIABLE
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+"""Schedulers and `docker stop` signal every process. Only the owner, `z2all train`, acts on it: it asks the ranks to
+save and stop."""
+
+
+@contextmanager
+def blocked_signals() -> Iterator[None]:
+    """Block STOP_SIGNALS in this thread. A starter that is started meanwhile inherits that: its interpreter needs some
+    tenths of a second until it can ignore them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def rank_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
@@ -32,6 +50,11 @@ def start_and_wait(
     environment: Callable[[int, int, int], dict[str, str]] = rank_environment,
 ) -> int:
     """Return 0, or the code of the first rank that failed, as in a shell (128 plus the signal number)."""
+    if OWNER_VARIABLE in os.environ:
+        # The ranks and their children inherit that the signals are ignored; those that were blocked are dropped.
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     command = [sys.executable, "-u", "-m", module, *arguments]
     running = {
         start(command, {**os.environ, **environment(rank, ranks, port)}, is_owned=False, start_new_session=False).pid

@@ -1,8 +1,9 @@
-"""Checks before the first step that the largest micro-batch of every stage fits on the GPU, and reports the rest.
+"""Checks before the first step that it and the largest micro-batch of every stage fit on the GPU, and reports the rest.
 
 A stage with longer samples may start days later and would then run out of memory. A forward pass on random tokens shows
 the memory of activations; it changes no gradient, random state or data. Memory that is first allocated in the first
-step is added: optimizer states and, at some ZeRO stages, gradients.
+step is added: optimizer states and, at some ZeRO stages, gradients. The step itself needs no activations, but copies of
+gradients and, with some optimizers, tensors as large as this rank's share of the parameters.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,10 @@ from z2all_ds.base.config.stages import RunStage, run_stages
 from z2all_ds.base.console import human_bytes
 from z2all_ds.base.errors import MachineError
 from z2all_ds.ops.visibility import BORDERS_MULTIPLE, document_borders
+from z2all_ds.train.speed.graph_conditions import has_sinks
 from z2all_ds.zero.ds_config import ResolvedDeepSpeed
+
+FP32_BYTES = 4
 
 
 def dry_run(engine: Any, run: RunConfig, resolved: ResolvedDeepSpeed, say: Callable[[str], None]) -> None:
@@ -23,14 +27,23 @@ def dry_run(engine: Any, run: RunConfig, resolved: ResolvedDeepSpeed, say: Calla
     device = engine.device
     if device.type != "cuda":
         return
-    later = first_step_bytes(engine, resolved)
+    later, in_step = first_step_bytes(engine, resolved), step_bytes(engine, resolved)
+    total = torch.cuda.get_device_properties(device).total_memory
+    stepping = torch.cuda.memory_allocated(device) + later + in_step
+    if stepping > total:
+        raise MachineError(
+            f"the optimizer step ({resolved.optimizer.kind})",
+            f"needs {human_bytes(stepping)}, this GPU has {human_bytes(total)}",
+            "Use another optimizer.kind, a JSON that needs less, or more GPUs.",
+        )
+    # CUDA graphs keep the memory of activations during the step.
+    beside = in_step if has_sinks(resolved, run) and run.train.cuda_graphs != "never" else 0
     for stage in distinct_shapes(run_stages(run)):
         shape = f"{stage.micro_batch} x {stage.sequence_length} tokens"
         try:
-            need = forward_peak_bytes(engine, run, stage) + later
+            need = max(forward_peak_bytes(engine, run, stage) + later + beside, stepping)
         except torch.OutOfMemoryError:
             need = None
-        total = torch.cuda.get_device_properties(device).total_memory
         if need is None or need > total:
             raise MachineError(
                 f"micro-batches of {shape} (stage {stage.name})",
@@ -75,6 +88,22 @@ def gradient_bytes(engine: Any, resolved: ResolvedDeepSpeed) -> int:
     buckets = (2 if optimizer.overlap_comm else 1) if optimizer.contiguous_gradients else 0
     share = sums if resolved.stage == 1 else sums / engine.dp_world_size
     return int(buckets * optimizer.reduce_bucket_size * sent.itemsize + share * summed.itemsize)
+
+
+def step_bytes(engine: Any, resolved: ResolvedDeepSpeed) -> int:
+    """Return the bytes that exist only in the step: the optimizer's temporary tensors, for the largest tensor that is
+    updated at once, and that tensor's gradient in fp32 unless its memory is counted already."""
+    if resolved.offload_optimizer:
+        return 0
+    optimizer, share = engine.optimizer, -(-_parameters(engine) // engine.dp_world_size)
+    updated, copied = share, 0
+    if resolved.stage == 0:
+        updated = max(p.numel() for p in engine.module.parameters())
+    elif resolved.stage == 3:
+        updated, copied = min(share, optimizer.sub_group_size), FP32_BYTES
+    elif hasattr(optimizer, "averaged_gradients"):
+        copied = FP32_BYTES - optimizer.gradient_accumulation_dtype.itemsize
+    return int((copied + resolved.optimizer.step_bytes_per_parameter) * updated)
 
 
 def _parameters(engine: Any) -> int:

@@ -4,6 +4,9 @@ Bytes are those of the optimizer's own state per parameter of the partition it u
 to 3, each rank updates its shard of the parameters, one flat tensor per group, and also keeps the fp32 master weights
 of that shard (4 bytes per parameter; 2 with bf16 master weights) and, during the step, the shard's gradient in the
 same dtype (4 or 2).
+
+Some optimizers also allocate tensors of the size of the shard while they step; `step_bytes_per_parameter` is their peak
+per parameter of the largest tensor that is updated at once. `z2all bench optimizers` measures both on a GPU.
 """
 
 from collections.abc import Callable
@@ -63,6 +66,7 @@ class OptimizerKind:
     libraries: tuple[str, ...] = ()
     """Modules of which one must be installed."""
     install: str = "pip install 'z2all_ds[gpu]'"
+    step_bytes_per_parameter: Callable[[OptimizerSituation], float] = lambda situation: 0.0
 
     def why_not(self, situation: OptimizerSituation) -> str | None:
         """Return why the kind cannot run, None if it can."""
@@ -92,6 +96,8 @@ class OptimizerChoice:
     kind: str
     reason: str
     state_bytes_per_parameter: float
+    step_bytes_per_parameter: float = 0.0
+    """Temporary memory of the step, per parameter of the largest tensor that it updates at once."""
 
 
 def choose_optimizer(section: OptimizerSection, situation: OptimizerSituation) -> OptimizerChoice:
@@ -108,7 +114,8 @@ def choose_optimizer(section: OptimizerSection, situation: OptimizerSituation) -
         raise ConfigError(f"optimizer.kind={section.kind}", refusal, fix)
     if situation.bf16_master and wanted != "adamw_bf16":
         reason += "; updates below 1/256 of a bf16 weight are lost, adamw_bf16 keeps them"
-    return OptimizerChoice(wanted, reason, kind.state_bytes_per_parameter(situation, section))
+    in_step = kind.step_bytes_per_parameter(situation)
+    return OptimizerChoice(wanted, reason, kind.state_bytes_per_parameter(situation, section), in_step)
 
 
 def build_optimizer(
@@ -177,6 +184,8 @@ KINDS: dict[str, OptimizerKind] = {
             " (with torchao also those not a multiple of 256) stay in full precision, 8 bytes",
             lambda situation, section: 2 * (1 + 4 / EIGHT_BIT_BLOCK),
             libraries=("torchao.optim", "bitsandbytes"),
+            # torchao's compiled step stores both new moments in fp32, with new scales, between its kernels.
+            step_bytes_per_parameter=lambda situation: 2 * (4 + 4 / EIGHT_BIT_BLOCK),
         ),
         OptimizerKind(
             "adamw_bf16",
@@ -195,6 +204,8 @@ KINDS: dict[str, OptimizerKind] = {
             " partition, so losses depend on the number of ranks. Only stage 0 keeps just rows and columns",
             # At stage 0 rows and columns of each matrix, which are negligible.
             lambda situation, section: float(situation.weight_bytes) if situation.stage else 0.0,
+            # The squared gradient and the update.
+            step_bytes_per_parameter=lambda situation: 2.0 * situation.weight_bytes,
         ),
     )
 }

@@ -14,9 +14,11 @@ memory-mapped.
 import math
 import pickle
 import re
+import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,9 @@ import torch
 from torch import Tensor
 
 from z2all_ds.base.errors import CheckpointError
+from z2all_ds.base.storage.open_files import read_regular
 from z2all_ds.checkpoint.layout import WEIGHT
+from z2all_ds.model.stock_keys import STOCK_PARTS
 from z2all_ds.zero.optimizers.registry import ADAMS, KIND_KEY
 from z2all_ds.zero.state.optimizer_shards import ParameterPiece, pieces_between, share_of
 
@@ -61,7 +65,10 @@ class _States:
         """Return moments and step count of a shard."""
         state, group = self.by_number.get(number, {}), self.group_by_number[number]
         taken = state.get(STEP, group.get(STEP)) if state else None  # apex has one count per group
-        moments = {key: state[key].view(-1) for key in MOMENTS if key in state}
+        if taken == 0 and STEP in group:  # DeepSpeed's FusedAdam counts only at the last tensor of a group
+            counts = [self.by_number.get(one, {}).get(STEP, 0) for one in group["params"]]
+            taken = counts[-1] if not any(counts[:-1]) else taken
+        moments = {key: state[key].reshape(-1) for key in MOMENTS if key in state}
         return moments, None if taken is None else float(taken)
 
 
@@ -77,6 +84,7 @@ class DeepSpeedFolder:
                 "was not written by DeepSpeed's save_checkpoint (no file `latest`, no mp_rank_00_model_states.pt)",
                 "Give the folder passed to save_checkpoint, or the folder of a tag in it.",
             )
+        self._checked = set[str]()
         self._model = self._load(first)
         if not all(key in self._model for key in ("module", "param_shapes", *COUNTERS)):
             raise CheckpointError(f"{self.path / first}", "is not a model file of DeepSpeed", "Give another folder.")
@@ -131,7 +139,29 @@ class DeepSpeedFolder:
 
     @property
     def shapes(self) -> dict[str, list[int]]:
-        """Shapes of all parameters, without a tied head."""
+        """Shapes of all parameters under the names of this package, without a tied head."""
+        found: dict[str, list[int]] = {}
+        for name, shape in self._saved_shapes.items():
+            ours, _ = self._places[name]
+            rows = shape[:1] if ours not in found else [found[ours][0] + shape[0]]
+            found[ours] = [*rows, *shape[1:]]
+        return found
+
+    @cached_property
+    def _places(self) -> dict[str, tuple[str, int]]:
+        """Saved name -> name in this package, and position of its first value there: the matrices of a stock Llama are
+        parts of fused ones."""
+        found = {name: (name, 0) for name in self._saved_shapes}
+        for fused, parts in STOCK_PARTS.items():
+            for name in [name for name in found if f".{parts[0]}." in name]:
+                names, start = [name.replace(parts[0], part) for part in parts], 0
+                for one in names if all(one in found for one in names) else ():
+                    found[one] = (name.replace(parts[0], fused), start)
+                    start += math.prod(self._saved_shapes[one])
+        return found
+
+    @cached_property
+    def _saved_shapes(self) -> dict[str, list[int]]:
         if self.is_partitioned:
             return {name: list(shape) for row in self._model["param_shapes"] for name, shape in row.items()}
         shared = set[int]()
@@ -143,7 +173,13 @@ class DeepSpeedFolder:
         return found
 
     def shards(self, rank: int) -> Iterator[SavedShard]:
-        """Yield the shards of a rank."""
+        """Yield the shards of a rank, with the names of this package."""
+        for shard in self._saved_shards(rank):
+            places = [(*self._places[piece.name], piece) for piece in shard.pieces]
+            pieces = [ParameterPiece(name, first + one.start, one.offset, one.length) for name, first, one in places]
+            yield replace(shard, pieces=pieces)
+
+    def _saved_shards(self, rank: int) -> Iterator[SavedShard]:
         if not self.is_partitioned:
             yield from self._whole_parameters()
             return
@@ -203,7 +239,7 @@ class DeepSpeedFolder:
         parameters, one group, or matrices before the rest; the shapes of the moments must agree."""
         if all("param_names" in group for group in states.groups):
             return [name for group in states.groups for name in group["param_names"]]
-        shapes = self.shapes
+        shapes = self._saved_shapes
         in_order = list(shapes)
         split = [name for name in in_order if len(shapes[name]) >= 2] + [n for n in in_order if len(shapes[n]) < 2]
         names = in_order if len(states.groups) == 1 else split
@@ -252,13 +288,19 @@ class DeepSpeedFolder:
     def _load(self, name: str) -> dict[str, Any]:
         path = self.path / name
         try:
+            if name not in self._checked and zipfile.is_zipfile(path):  # else an old format without checksums
+                with zipfile.ZipFile(path) as archive:  # torch does not compare the checksums
+                    damaged = archive.testzip()
+                self._checked.add(name)
+                if damaged is not None:
+                    raise ValueError(f"{damaged} does not match its checksum")
             with torch.serialization.safe_globals(_classes_in_files()):
                 content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except pickle.UnpicklingError as error:
             found = re.search(r"GLOBAL (\S+)", str(error))
             rule = f"has objects of {found[1]}, which are not loaded" if found else "is not a file of torch.save"
             raise CheckpointError(f"{path}", rule, "Save it again without them in client_state.") from None
-        except (RuntimeError, EOFError, OSError, ValueError) as error:
+        except (RuntimeError, EOFError, OSError, ValueError, zipfile.BadZipFile) as error:
             first_line = (str(error).splitlines() or [type(error).__name__])[0]
             raise CheckpointError(f"{path}", f"cannot be read ({first_line})", "Give a complete copy.") from None
         return content if isinstance(content, dict) else {}
@@ -275,7 +317,7 @@ def _folder_of_tag(path: Path) -> Path:
     latest = path / "latest"
     if not latest.is_file():
         return path
-    tag = path / latest.read_text(encoding="utf-8").strip()
+    tag = path / read_regular(latest).decode(errors="replace").strip()
     if not tag.is_dir():
         raise CheckpointError(f"{latest}", f"names {tag.name}, which does not exist", "Give the folder of another tag.")
     return tag

@@ -6,7 +6,7 @@ rows and columns of Adafactor) are called opaque: they go into a separate file p
 same shape.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import astuple, dataclass
 from functools import partial
 from itertools import chain
@@ -108,16 +108,22 @@ def read_state(engine: Any, checkpoint: Path) -> None:
     _replay_cpu_adam(shards)
 
 
-def has_needed_files(engine: Any, checkpoint: Path) -> bool:
-    """Return whether the folder has all files that this rank needs; on another node it may have only some."""
-    reader = StateReader(checkpoint)
-    ranks = {
-        rank
-        for shard in optimizer_shards_of(engine)
-        for piece in shard.pieces
-        for rank in reader.ranks_needed(piece.name, piece.start, piece.length)
-    }
-    return all((checkpoint / STATE_FOLDER / file_name(rank)).is_file() for rank in ranks)
+def has_needed_files(engine: Any, checkpoint: Path, files: Collection[str]) -> bool:
+    """Return whether the files include all that this rank needs, whole; on another node they may be only some.
+
+    Others in the folder do not count: they may be left from an earlier step.
+    """
+    try:
+        reader = StateReader(checkpoint)
+        ranks = {
+            rank
+            for shard in optimizer_shards_of(engine)
+            for piece in shard.pieces
+            for rank in reader.ranks_needed(piece.name, piece.start, piece.length)
+        }
+        return all(f"{STATE_FOLDER}/{file_name(rank)}" in files and reader.is_whole(rank) for rank in ranks)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, CheckpointError):
+        return False
 
 
 def require_same_model(source: str, saved: dict[str, list[int]], here: str, ours: dict[str, list[int]]) -> None:

@@ -22,15 +22,16 @@ from torch import Tensor
 from z2all_ds.base.config import RunConfig, anchored, load_run_config
 from z2all_ds.base.config.stages import run_stages, samples_seen
 from z2all_ds.base.errors import CheckpointError, ConfigError
+from z2all_ds.base.paths import full_path
 from z2all_ds.base.run_folder import RunFolder
-from z2all_ds.checkpoint import layout
+from z2all_ds.checkpoint import layout, memory
 from z2all_ds.checkpoint.disk_file import Content, text
-from z2all_ds.checkpoint.rng import rng_name, rng_state, seed_everything
+from z2all_ds.checkpoint.rng import rng_state, seed_everything
 from z2all_ds.checkpoint.state_files import Entry, build_index, file_name, write_tensors
 from z2all_ds.checkpoint.writer import Job, write_checkpoint
 from z2all_ds.data.data_plan import DataPlan
 from z2all_ds.data.run_spec import open_tokenizer, stream_spec
-from z2all_ds.data.state import STATE_VERSION
+from z2all_ds.data.state import READABLE_VERSIONS
 from z2all_ds.model import Z2allConfig, Z2allForCausalLM
 from z2all_ds.tokenizer.tokenization_z2all import Z2allTokenizer
 from z2all_ds.zero.state.deepspeed_folders import MOMENTS, DeepSpeedFolder
@@ -49,7 +50,7 @@ def import_deepspeed(source: Path, run_dir: Path | None, config: str | None, ove
     run, folder = _configured_run(run_dir, config, overrides)
     tokenizer = open_tokenizer(run)
     os.environ["DS_ACCELERATOR"] = "cpu"  # keeps DeepSpeed from looking for GPUs
-    saved = DeepSpeedFolder(source.expanduser().resolve())
+    saved = DeepSpeedFolder(full_path(source))
     step = saved.counters["global_steps"]
     data_state, about_data = _data_state(saved.client_state, step, run, tokenizer)
     with torch.device("meta"):
@@ -58,6 +59,7 @@ def import_deepspeed(source: Path, run_dir: Path | None, config: str | None, ove
     with ExitStack() as stack:
         stack.callback(os.close, folder.acquire_lock())
         path = import_folder(saved, folder.checkpoints, shapes, data_state, run.train.seed)
+        memory.end_lineage(folder)
     stage = f"ZeRO {saved.zero_stage}, {saved.dtype}, {saved.ranks} {'rank' if saved.ranks == 1 else 'ranks'}"
     about_random = f"random generators: seeded by train.seed={run.train.seed}"
     return [f"{path}: step {step} of {saved.path.name} ({stage})", about_data, about_random]
@@ -65,7 +67,7 @@ def import_deepspeed(source: Path, run_dir: Path | None, config: str | None, ove
 
 def _configured_run(run_dir: Path | None, config: str | None, overrides: list[str]) -> tuple[RunConfig, RunFolder]:
     """Return config and folder of the run: from the folder's run.yaml, from a config, or one from each."""
-    root = run_dir.expanduser().resolve() if run_dir else None
+    root = full_path(run_dir) if run_dir else None
     if config is None:
         if root is None:
             fix = "Give --run RUN_FOLDER or --config run.yaml."
@@ -74,7 +76,7 @@ def _configured_run(run_dir: Path | None, config: str | None, overrides: list[st
             raise CheckpointError(f"{root}", "has no run.yaml", "Give the run's config too: --config run.yaml.")
         config = str(RunFolder(root).config)
     run = anchored(load_run_config(config, overrides))
-    return run, RunFolder(root or Path(run.run_dir).expanduser().resolve())
+    return run, RunFolder(root or full_path(run.run_dir))
 
 
 def _data_state(
@@ -87,7 +89,7 @@ def _data_state(
     does not determine which documents were read; that would require reading all of them.
     """
     carried = client_state.get(DATA_STATE_KEY)
-    if isinstance(carried, dict) and carried.get("version") == STATE_VERSION:
+    if isinstance(carried, dict) and carried.get("version") in READABLE_VERSIONS:
         return carried, f"data: continues at sample {carried['position']}, from the source's client_state"
     plan = DataPlan.open(replace(stream_spec(run), skip=()), tokenizer)
     position = samples_seen(run_stages(run), step)
@@ -109,7 +111,7 @@ def import_folder(
     seed_everything(seed)
     files: dict[str, Content] = {
         **_state_files(source, shapes),
-        rng_name("0000"): partial(torch.save, rng_state()),
+        layout.rng_name("0000"): partial(torch.save, rng_state()),
         **small_files(step, _trainer(source), data_state),
     }
     job = Job(str(checkpoints), step, attempt=uuid.uuid4().hex[:8])

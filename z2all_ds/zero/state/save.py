@@ -14,7 +14,7 @@ from z2all_ds.base.errors import NotSaved
 from z2all_ds.checkpoint import layout
 from z2all_ds.checkpoint.disk_file import Content, text
 from z2all_ds.checkpoint.retention import Retention
-from z2all_ds.checkpoint.rng import rng_name, rng_state, set_rng_state
+from z2all_ds.checkpoint.rng import rng_state, set_rng_state
 from z2all_ds.checkpoint.state_files import write_tensors
 from z2all_ds.checkpoint.writer import Job, write_checkpoint
 from z2all_ds.zero.process_group import from_rank_0, gathered
@@ -47,7 +47,7 @@ def plan_save(engine: Any, step: int, trainer: dict[str, Any], data_state: dict[
     def write_index(file: Any) -> None:
         text(index_of(engine, list(entries_of_ranks), any(are_opaque)))(file)
 
-    own: dict[str, Content] = {**opaque, rng_name(f"{state.rank:04d}"): partial(torch.save, rng_state())}
+    own: dict[str, Content] = {**opaque, layout.rng_name(f"{state.rank:04d}"): partial(torch.save, rng_state())}
     common = {f"{layout.STATE_FOLDER}/{layout.STATE_INDEX}": write_index, **small_files(step, trainer, data_state)}
     return SavePlan(step, state, own, common)
 
@@ -95,6 +95,9 @@ def not_saved(step: int, problem: str, checkpoints: Path) -> NotSaved:
 def restore(engine: Any, checkpoint: layout.Checkpoint) -> None:
     """Load weights, optimizer and random generators into an engine. Collective."""
     read_state(engine, checkpoint.path)
-    own, saved = checkpoint.path / rng_name(f"{dist.get_rank():04d}"), sorted(checkpoint.path.glob(rng_name("*")))
+    own, saved = (
+        checkpoint.path / layout.rng_name(f"{dist.get_rank():04d}"),
+        sorted(checkpoint.path.glob(layout.rng_name("*"))),
+    )
     # With more ranks than at the save, ranks without a file use the file of another rank.
     set_rng_state(torch.load(own if own.exists() else saved[dist.get_rank() % len(saved)], weights_only=True))

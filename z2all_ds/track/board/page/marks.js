@@ -4,6 +4,7 @@ import { make, makeSvg } from "./dom.js";
 import { isNumber, plotlyText } from "./format.js";
 import { css } from "./palette.js";
 
+const UP = "M6 1.5l5 9h-10z";
 const RIGHT = "M3 1.5l7 4.5-7 4.5z";
 const SQUARE = "M2 2h8v8h-8z";
 const CIRCLE = "M6 2a4 4 0 1 0 .01 0z";
@@ -17,13 +18,15 @@ export const KINDS = {
   restart: { word: "restart", symbol: "triangle-right-open", path: RIGHT, isOpen: true, colour: "--good" },
   stage: { word: "stage", symbol: "diamond", path: "M6 1l5 5-5 5-5-5z", colour: "--stage" },
   checkpoint: { word: "checkpoint", symbol: "circle-open", path: CIRCLE, isOpen: true, colour: "--quiet" },
-  spike: { word: "spike", symbol: "triangle-up", path: "M6 1.5l5 9h-10z", colour: "--bad" },
+  spike: { word: "spike", symbol: "triangle-up", path: UP, colour: "--bad" },
+  new_level: { word: "new level", symbol: "triangle-up-open", path: UP, isOpen: true, colour: "--warn" },
   rolled_back: { word: "rollback", symbol: "triangle-left", path: "M9 1.5l-7 4.5 7 4.5z", colour: "--warn" },
   fault: { word: "fault", symbol: "x", path: DIAGONAL_CROSS, colour: "--bad" },
   recovered: { word: "recovered", symbol: "cross", path: CROSS, colour: "--good" },
   stopped: { word: "stopped", symbol: "square", path: SQUARE, colour: "--warn" },
   requeue: { word: "requeue", symbol: "square-open", path: SQUARE, isOpen: true, colour: "--warn" },
   done: { word: "done", symbol: "star", path: STAR, colour: "--good" },
+  failed: { word: "failed", symbol: "x-open", path: DIAGONAL_CROSS, isOpen: true, colour: "--bad" },
 };
 
 const UNKNOWN = { word: "event", symbol: "circle", path: CIRCLE, colour: "--quiet" };

@@ -5,7 +5,7 @@ import { count, duration, figure, isNumber, MISSING, percent, whole } from "./fo
 import { colour } from "./palette.js";
 
 const STATUS_WORDS = {
-  running: "running", done: "done", stopped: "stopped", requeue: "waiting for restart", silent: "silent",
+  running: "running", done: "done", stopped: "stopped", requeue: "waiting for restart", failed: "failed", silent: "silent",
   empty: "no records yet", unreachable: "unreachable",
 };
 const FIGURES = [

@@ -12,13 +12,13 @@ import pytest
 
 from tests.helpers.command import environment
 from tests.helpers.processes import ended
+from z2all_ds.base.atomic_folder import MARK, atomic_folder
 from z2all_ds.base.errors import ConfigError
-from z2all_ds.export.atomic_folder import atomic_folder
 
 SLEEPER = """
 import sys, time
 from pathlib import Path
-from z2all_ds.export.atomic_folder import atomic_folder
+from z2all_ds.base.atomic_folder import atomic_folder
 
 with atomic_folder(Path(sys.argv[1])) as folder:
     (folder / "half").touch()
@@ -42,11 +42,14 @@ def test_the_folder_appears_at_the_end_and_is_readable(tmp_path: Path) -> None:
     assert out.stat().st_mode & 0o777 == 0o755
 
 
-def test_the_folder_replaces_an_earlier_one(tmp_path: Path) -> None:
+def test_the_folder_replaces_a_filled_one_only_if_asked_to(tmp_path: Path) -> None:
     out = tmp_path / "model"
     out.mkdir()
     (out / "old").touch()
-    with atomic_folder(out) as folder:
+    with pytest.raises(OSError, match="not empty"), atomic_folder(out) as folder:
+        (folder / "new").touch()
+    assert names(out) == ["old"]
+    with atomic_folder(out, replaces=True) as folder:
         (folder / "new").touch()
         assert names(out) == ["old"]
     assert names(tmp_path) == ["model"]
@@ -54,7 +57,7 @@ def test_the_folder_replaces_an_earlier_one(tmp_path: Path) -> None:
 
 
 def fill_and_fail(out: Path, error: type[BaseException]) -> None:
-    with atomic_folder(out) as folder:
+    with atomic_folder(out, replaces=True) as folder:
         (folder / "new").touch()
         raise error
 
@@ -78,7 +81,7 @@ def killed(tmp_path: Path) -> Iterator[Path]:
         assert process.stdout
         left = Path(process.stdout.readline().strip())
         with atomic_folder(tmp_path / "other"):  # the folder of a running process is not deleted
-            assert names(left) == ["half"]
+            assert names(left) == [MARK, "half"]
         process.send_signal(signal.SIGKILL)
         process.wait()
         yield left
@@ -86,10 +89,12 @@ def killed(tmp_path: Path) -> Iterator[Path]:
 
 def test_the_next_call_deletes_leftovers_of_a_killed_one(killed: Path, tmp_path: Path) -> None:
     assert killed.exists()
-    (tmp_path / ".notes").mkdir()
+    foreign = tmp_path / f"{killed.name}.not.unfinished"
+    for folder in (foreign, tmp_path / ".z2all_notes.replaced"):
+        folder.mkdir()
     with atomic_folder(tmp_path / "third"):
         assert not killed.exists()
-    assert names(tmp_path) == [".notes", "other", "third"]
+    assert names(tmp_path) == [*sorted([foreign.name, ".z2all_notes.replaced"]), "other", "third"]
 
 
 def can_be_locked(folder: Path) -> bool:
