@@ -55,7 +55,7 @@ def test_a_signal_to_every_process_does_not_end_a_connection(tmp_path: Path, mon
             assert Path(f"/proc/{connection.process.pid}/comm").read_text() == "ssh\n"  # it and no shell
         finally:
             connection.close(10)
-        assert connection.process.returncode == 0  # by the end of its stdin
+        assert connection.process.returncode == 0, list(connection.error_lines)  # by the end of its stdin
 
 
 def test_a_module_on_a_node_imports_nothing_from_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

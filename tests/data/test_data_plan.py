@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.data.corpus_maker import SpanTokenizer, assert_same, document_tokens, open_stream, write_corpus
@@ -19,7 +19,8 @@ from z2all_ds.corpus.manifest import load_manifest, write_manifest
 from z2all_ds.data import StageSpec, StreamSpec, documents
 from z2all_ds.data.data_plan import DataPlan, Lane
 from z2all_ds.data.documents import DocumentSpan, mixture_sizes
-from z2all_ds.data.packing import Sample
+from z2all_ds.data.order import TokenOrder
+from z2all_ds.data.packing import SMALLEST_PART, Sample, padding_of
 
 
 def plan_of(corpus: Path, **spec: object) -> DataPlan:
@@ -176,6 +177,47 @@ def test_after_three_epochs_of_tokens_every_document_was_read_three_times(
         assert np.maximum(epochs * sizes - read, 0).sum() / sizes.sum() < 0.01
     assert (read >= 2 * sizes).all()
     assert (read <= 4 * sizes).all()
+
+
+@pytest.mark.parametrize("stages", [(StageSpec(64),), (StageSpec(32, samples=6000), StageSpec(64))])
+def test_padding_does_not_accumulate_over_the_epochs(tmp_path: Path, stages: tuple[StageSpec, ...]) -> None:
+    """Lanes take equally many samples, so those with more padding would fall behind (by 2.2 % after 20 epochs)."""
+    lengths = np.random.default_rng(7).lognormal(3.6, 1.0, 800).astype(int)
+    corpus = write_text_corpus(tmp_path, {"web": [["x" * length for length in lengths]]})
+    plan = DataPlan.open(StreamSpec(corpus, stages, 3, 16, "best_fit"), ByteTokenizer())
+    lanes, sizes = [lane_of(plan, number) for number in range(16)], lengths + 1
+    read, taken, k = np.zeros(len(lengths)), 0, 0
+    while taken < 20 * sizes.sum():
+        _, pieces = with_pieces(lanes[k % 16], k, plan)
+        for piece in pieces:
+            read[piece.document_index] += piece.end - piece.start
+            taken += piece.end - piece.start
+        k += 1
+    assert np.maximum(20 * sizes - read, 0).sum() / sizes.sum() < 0.01
+
+
+@given(
+    lengths=st.lists(st.integers(0, 60), min_size=12, max_size=150),
+    num_lanes=st.integers(1, 4),
+    sequence_length=st.integers(1, 12),
+)
+@settings(deadline=None)
+def test_the_padding_of_a_part_is_known_before_it_is_packed(
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], num_lanes: int, sequence_length: int
+) -> None:
+    corpus = write_corpus(tmp_path_factory.mktemp("padding"), {"web": lengths})
+    plan = plan_of(corpus, sequence_length=sequence_length, num_lanes=num_lanes, packing="best_fit")
+    order = plan.orders[0]
+    assert isinstance(order, TokenOrder)
+    parts = order._parts(0)
+    assume(min(part.sum() for part in parts) >= SMALLEST_PART * sequence_length)
+    order.cuts(1)
+    for lane, part in enumerate(parts):
+        reading, padding = lane_of(plan, lane), 0
+        while (made := with_pieces(reading, 0, plan))[1][0].epoch == 0:
+            padding += made[0].num_padding
+        assert padding == padding_of(part, sequence_length)
+        assert padding == order._padding_before(1)[lane + 1] - order._padding_before(1)[lane]
 
 
 def test_best_fit_divides_the_same_documents_after_a_change_of_later_stages(tmp_path: Path) -> None:

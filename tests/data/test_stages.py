@@ -49,6 +49,14 @@ def test_domains_are_those_of_all_stages() -> None:
     assert schedule(StageSpec(8, {"web": 1})).domain_names == ["web"]
 
 
+def test_the_length_in_use_after_some_tokens_of_a_domain() -> None:
+    made = schedule(
+        StageSpec(8, {"web": 1}, samples=10), StageSpec(16, {"code": 1, "web": 3}, samples=4), StageSpec(32)
+    )
+    assert [made.length_after("web", tokens) for tokens in (0, 79, 80, 127, 128, 10**9)] == [8, 8, 16, 16, 32, 32]
+    assert [made.length_after("code", tokens) for tokens in (0, 15, 16)] == [16, 16, 32]
+
+
 def test_adjacent_and_overlapping_ranges_are_merged() -> None:
     assert merged_ranges([(30, 40), (0, 5), (5, 7), (35, 50)]) == [(0, 7), (30, 50)]
 

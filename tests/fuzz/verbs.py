@@ -23,7 +23,7 @@ class Line:
         return "_".join(words[:2]) if words[0] in GROUPS else words[0]
 
 
-GROUPS = ("corpus", "tokenizer", "checkpoint", "evaluate", "cluster", "track")
+GROUPS = ("corpus", "tokenizer", "checkpoint", "evaluate", "cluster", "track", "bench")
 RUN = "run corpus tokenizer"
 TRAINED = "run.yaml ds.json corpus tokenizer probes.yaml"
 LINES = [
@@ -58,6 +58,7 @@ LINES = [
     Line("corpus adopt adoptable --workers 1", "adoptable"),
     Line("corpus adopt corpus --workers 1 --replace", "corpus", ("corpus/MANIFEST.json",)),
     Line("corpus trace run --step 2", RUN),
+    Line("bench order corpus --tokenizer tokenizer --epochs 1 --length 16 --lanes 2", "corpus tokenizer"),
     Line("corpus trace run --sample 5 --json", RUN),
     Line("tokenizer train raw/plain.txt --out out --vocab-size 270", "raw"),
     Line("tokenizer train corpus --out out --vocab-size 300 --weights en=1,zh=2", "corpus"),

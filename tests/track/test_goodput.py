@@ -91,6 +91,16 @@ def test_starting_a_finished_run_again_does_not_change_its_goodput() -> None:
     assert goodput([*done, *longer], METRICS).wall_seconds == 86456.0
 
 
+def test_failed_attempts_to_start_a_run_are_not_part_of_its_wall_time() -> None:
+    """They happen a day before its first start, or a day after its last stop."""
+    failed = [event(10.0, "fault"), event(10.1, "failed", step=0), event(20.0, "failed", step=0)]
+    assert goodput(failed, []) == Goodput(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    assert goodput([*failed, *EVENTS], METRICS) == goodput(EVENTS, METRICS)
+    stopped = [*EVENTS, event(146.5, "stopped", step=4)]
+    later = event(86546.0, "failed", step=4)
+    assert goodput([*failed, *stopped, later, later], METRICS) == goodput(stopped, METRICS)
+
+
 def test_older_records_without_details_are_accepted() -> None:
     old = [{"step": 1, "step_seconds": 2.0, "time_unix": 112.0}]
     used = goodput([event(110.0, "started", step=0)], old)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.processes import ended
+from z2all_ds.base import run_folder
 from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.track.writer import (
@@ -23,6 +24,7 @@ from z2all_ds.track.writer import (
     last_outcome,
     last_record,
     read_records,
+    record_failed_launch,
     record_failure,
 )
 
@@ -208,12 +210,16 @@ def test_the_last_outcome_of_a_run(events: list[str], word: str | None, tmp_path
         writer.event(event, step=1)
     writer.close()
     assert last_outcome(folder) == word
+    assert last_outcome(folder, len(events)) is None
 
 
 @pytest.mark.parametrize(
     ("events", "reason", "is_recorded"),
     [
-        ([], "out of memory", False),  # it never began
+        ([], "out of memory", True),
+        ([], NO_END, False),
+        (["fault"], "out of memory", True),
+        (["failed"], "another", False),
         (["started"], "out of memory", True),
         (["started", "checkpoint"], NO_END, True),
         (["started", "fault"], "out of memory", True),
@@ -238,6 +244,64 @@ def test_a_failure_is_recorded_once_unless_the_run_has_ended(
     assert len(found) == len(events) + is_recorded
     if is_recorded:
         assert (found[-1]["event"], found[-1]["step"], found[-1]["reason"]) == ("failed", 2, reason)
+
+
+@pytest.mark.parametrize(
+    ("before", "launch", "reasons"),
+    [
+        (["started", "stopped"], [], ["refused"]),
+        (["started", "requeue"], ["fault"], ["refused"]),
+        (["started", "failed"], [], ["refused"]),  # the same reason again is another attempt
+        (["failed"], [], ["refused"]),
+        (["started"], [], [NO_END, "refused"]),
+        (["started", "done"], [], []),
+        (["started", "done"], ["fault"], []),
+        (["started", "done", "fault"], ["fault"], []),  # by another launch, which failed too
+        (["started", "fault"], [], [NO_END, "refused"]),  # its launcher was killed while it restarted the ranks
+        (["started", "done"], ["started"], ["refused"]),  # it had more steps
+        (["started", "stopped"], ["failed"], []),
+    ],
+)
+def test_a_launch_that_fails_before_its_start_is_recorded_unless_the_run_is_finished(
+    before: list[str], launch: list[str], reasons: list[str], tmp_path: Path
+) -> None:
+    folder = RunFolder(tmp_path)
+    write(folder, 1, 2)
+    writer = RunWriter(folder)
+    for event in [*before, *launch]:
+        writer.event(event, step=1, **({"reason": "refused"} if event == "failed" else {}))
+    writer.close()
+    events = len(before) + len(launch)
+    record_failure(folder, "refused", len(before))
+    record_failure(folder, "refused", len(before))
+    found = list(read_records(folder.events))[events:]
+    assert [(one["event"], one["step"], one["reason"]) for one in found] == [("failed", 2, why) for why in reasons]
+
+
+def test_a_launch_that_fails_in_a_new_folder_writes_one_file(tmp_path: Path) -> None:
+    record_failure(RunFolder(tmp_path), "refused")
+    (event,) = read_records(tmp_path / "events.jsonl")
+    assert (event["event"], event["step"], event["reason"]) == ("failed", 0, "refused")
+    assert os.listdir(tmp_path) == ["events.jsonl"]
+
+
+def test_a_failure_that_cannot_be_recorded_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "events.jsonl").symlink_to(tmp_path / "elsewhere")
+    record_failure(RunFolder(tmp_path), "refused")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("the failure is not recorded: ") and "events.jsonl: is a link" in line
+
+
+def test_a_failed_launch_leaves_the_run_of_another_job_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_folder, "LOCK_PATIENCE_SECONDS", 0.0)
+    folder = RunFolder(tmp_path)
+    lock = folder.acquire_lock()
+    record_failed_launch(folder, "refused", 0)
+    assert not folder.events.exists()
+    os.close(lock)
+    record_failed_launch(folder, "refused", 0)
+    assert last_outcome(folder) == "failed"
+    os.close(folder.acquire_lock())  # free again
 
 
 def test_a_fifo_instead_of_records_is_refused(tmp_path: Path) -> None:

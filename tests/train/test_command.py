@@ -15,7 +15,7 @@ from z2all_ds.base.config import load_run_config
 from z2all_ds.base.errors import EXIT_REQUEUE, ConfigError, MachineError
 from z2all_ds.base.fault_records import BUG, KILLED, LAUNCH_VARIABLE, Fault, write_fault
 from z2all_ds.base.run_folder import RunFolder
-from z2all_ds.track.writer import NO_END, RunWriter, read_records, record_failure
+from z2all_ds.track.writer import NO_END, RunWriter, read_records
 from z2all_ds.train import command
 from z2all_ds.train.command import check_run_folder
 from z2all_ds.train.pretrain import parse
@@ -102,13 +102,54 @@ def reasons_after(folder: RunFolder, ranks: Callable[[], None], monkeypatch: pyt
     return [event["reason"] for event in read_records(folder.events) if event["event"] == "failed"]
 
 
-def test_a_refused_start_is_not_the_end_of_an_earlier_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        ([], ["DataError: other data"]),
+        (["started", "stopped"], ["DataError: other data"]),
+        (["started"], [NO_END, "DataError: other data"]),  # it was killed
+        (["started", "done"], []),
+    ],
+)
+def test_ranks_that_fail_before_the_start_are_the_reason_unless_the_run_is_finished(
+    before: list[str], expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = RunFolder(tmp_path)
-    record(folder, "started")  # and was killed
+    for event in before:
+        record(folder, event)
     refusal = Fault("data", 0, "here", "DataError: other data", 4)
-    assert reasons_after(folder, lambda: write_fault(folder, refusal), monkeypatch) == []
-    record_failure(folder, NO_END)  # by the next start
-    assert [event["event"] for event in read_records(folder.events)] == ["started", "failed"]
+    assert reasons_after(folder, lambda: write_fault(folder, refusal), monkeypatch) == expected
+
+
+def test_without_a_fault_record_the_exit_code_is_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reasons = reasons_after(RunFolder(tmp_path), lambda: None, monkeypatch)
+    assert reasons == ["stopped with exit code 4 (checkpoint error)"]
+
+
+def test_ranks_that_are_refused_by_another_job_change_nothing_of_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was started without `z2all train` and took the lock first."""
+    monkeypatch.setattr(run_folder, "LOCK_PATIENCE_SECONDS", 0.0)
+    folder = RunFolder(tmp_path)
+    record(folder, "started")
+    lock = folder.acquire_lock()
+    try:
+        lost = Fault("lost_peer", 1, "here", "LostPeer: another rank", 5)
+        assert reasons_after(folder, lambda: write_fault(folder, lost), monkeypatch) == []
+    finally:
+        os.close(lock)
+    assert [event["event"] for event in read_records(folder.events)] == ["started"]
+
+
+def test_the_outcome_of_an_earlier_launch_is_not_that_of_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "run_local_ranks", lambda *arguments: 0)
+    record(RunFolder(tmp_path), "stopped")
+    run = load_run_config(None, [f"run_dir={tmp_path}"])
+    with pytest.raises(command.RanksFailed, match="ended without a recorded outcome"):
+        command._train(run, RunFolder(tmp_path), 1, "auto", command.local_command, {})
 
 
 @pytest.mark.parametrize("has_fault_record", [False, True])
@@ -167,11 +208,15 @@ def test_a_fault_of_another_start_in_the_folder_is_not_the_reason(
     assert reasons_after(folder, fail, monkeypatch) == ["killed"]
 
 
-def test_a_second_signal_is_recorded_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_started", [True, False])
+def test_a_second_signal_is_recorded_by_its_name(
+    has_started: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = RunFolder(tmp_path)
 
     def end() -> None:
-        record(folder, "started")
+        if has_started:
+            record(folder, "started")
         for number in (signal.SIGUSR1, signal.SIGTERM):
             os.kill(os.getpid(), number)
 

@@ -168,6 +168,23 @@ def bench_corpus(
     print_report(costs, as_json, impl.describe)
 
 
+@bench_app.command("order")
+def bench_order(
+    corpus: Annotated[str, typer.Argument(help="Corpus, or tokens of `z2all corpus tokenize`.")],
+    tokenizer: Annotated[Path, typer.Option(help="Tokenizer folder.")],
+    epochs: Annotated[list[int] | None, typer.Option(help="Measure after so many epochs; may be repeated.")] = None,
+    length: Annotated[list[int] | None, typer.Option(help="Tokens per sample; may be repeated.")] = None,
+    packing: Annotated[list[str] | None, typer.Option(help="cut or best_fit (default: both).")] = None,
+    lanes: Annotated[int, typer.Option(help="data.num_lanes of the run.")] = 64,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure how evenly a run reads the documents of each domain."""
+    from z2all_ds.bench import order as impl
+
+    found = impl.bench_order(corpus, tokenizer, epochs or [1, 4], length or [2048], packing or [], lanes)
+    print_report(found, as_json, impl.describe)
+
+
 @bench_app.command("tokenizer")
 def bench_tokenizer(
     inputs: Annotated[list[str] | None, typer.Argument(help="Corpus folder or files (default: built-in text).")] = None,

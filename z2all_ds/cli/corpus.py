@@ -199,8 +199,11 @@ def corpus_stats(
     as_json: JsonOption = False,
 ) -> None:
     """Show documents, bytes, lengths and tokens of each domain."""
+    from z2all_ds.base.outputs import check_plot
     from z2all_ds.data import corpus_stats as impl
 
+    if plot is not None:  # before the corpus is read
+        check_plot(plot, "--plot")
     found = impl.corpus_stats(corpus, tokenizer, workers, sample)
     print_report(found, as_json, impl.describe)
     if plot is not None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from z2all_ds.base.errors import ConfigError, TrainingError
+from z2all_ds.base.errors import ConfigError, TrainingError, Z2allError
 from z2all_ds.base.reports import print_report, to_json
 from z2all_ds.cli.options import JsonOption, given, refuse_without_effect
 from z2all_ds.cli.verbs import Verbs
@@ -124,8 +124,7 @@ def harness(
     """Run lm-evaluation-harness benchmarks offline; --reshape reveals memorized answers."""
     from contextlib import suppress
 
-    from z2all_ds.base.atomic import write_whole
-    from z2all_ds.base.outputs import require_writable, write_output
+    from z2all_ds.base.outputs import MARK, require_writable, write_output
     from z2all_ds.evaluate.harness import run
     from z2all_ds.evaluate.harness import tasks as harness_tasks
     from z2all_ds.evaluate.harness.settings import HarnessSettings, parse_reshapings
@@ -166,14 +165,16 @@ def harness(
     if out is not None:  # fail now, not after an hour
         require_writable(out)
 
-    def keep(scores: dict[str, object]) -> None:
+    def write(content: dict[str, object]) -> None:
         if out is not None:
-            with suppress(OSError):  # the final write reports the error
-                write_whole(out, to_json(scores) + "\n")
+            write_output(out, to_json({"creator": MARK, **content}) + "\n")
+
+    def keep(scores: dict[str, object]) -> None:
+        with suppress(OSError, Z2allError):  # the final write reports the error
+            write(scores)
 
     report = run.run_harness(model, settings, dtype, keep)
     try:
-        if out is not None:
-            write_output(out, to_json(report.content()) + "\n")
+        write(report.content())
     finally:  # a full disk does not take the results away
         print_report(report, as_json, run.describe, run.HarnessReport.content)

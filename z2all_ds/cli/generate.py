@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from z2all_ds.base.errors import ConfigError
+from z2all_ds.base.errors import ConfigError, Z2allError
 from z2all_ds.base.reports import print_lines, to_json
 from z2all_ds.cli.evaluate import DtypeOption, ModelArgument
 from z2all_ds.cli.options import JsonOption
@@ -22,7 +22,7 @@ def generate(
     file: Annotated[
         str | None, typer.Option(help='File with one prompt per line (-: stdin), or .jsonl with a "prompt" field.')
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the answers to this .jsonl file.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the answers to this new .jsonl file.")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Maximum number of new tokens per answer.")] = 64,
     temperature: Annotated[
         float | None, typer.Option(help="0: greedy (default: 0, or 1 if another sampling option is given).")
@@ -155,7 +155,11 @@ def _answer_all(
             advance(1)
     if out:
         lines = [json.dumps(one, ensure_ascii=False) + "\n" for one in with_answers(records, answers, num)]
-        write_output(out, "".join(lines))
+        try:
+            write_output(out, "".join(lines))
+        except Z2allError:  # a full disk does not take the answers away
+            print("".join(lines), end="")
+            raise
     if as_json:
         print(to_json(with_answers(records, answers, num)))
     elif out:

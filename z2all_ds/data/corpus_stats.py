@@ -6,7 +6,6 @@ are equally likely, and the totals are scaled by bytes.
 """
 
 import hashlib
-import io
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ import numpy as np
 
 from z2all_ds.base.console import human_bytes, progress
 from z2all_ds.base.errors import ConfigError, DataError
-from z2all_ds.base.outputs import write_output
+from z2all_ds.base.outputs import check_plot, write_plot
 from z2all_ds.base.reports import Shown, Table
 from z2all_ds.base.storage.open_files import open_regular
 from z2all_ds.corpus.executors import Executor
@@ -131,8 +130,7 @@ def human_count(count: float) -> str:
 
 def draw_lengths(stats: CorpusStats, out: Path) -> Path:
     """Plot the document lengths of each domain to a PNG or SVG file; return its path."""
-    if out.suffix not in (".png", ".svg"):
-        raise ConfigError(f"plot {out}", "must end in .png or .svg", "Choose such a name.")
+    check_plot(out, "--plot")
     from matplotlib import font_manager, rc_context
 
     # Not pyplot, which would look for a display and keep the figure in memory.
@@ -154,9 +152,7 @@ def draw_lengths(stats: CorpusStats, out: Path) -> Path:
             axes.legend()
         axes.grid(alpha=0.3)
         figure.tight_layout()
-        drawn = io.BytesIO()
-        figure.savefig(drawn, format=out.suffix[1:])
-    return write_output(out, drawn.getvalue(), "--plot")
+        return write_plot(figure, out, "--plot")
 
 
 def _drawable(name: str, with_chinese: bool) -> str:

@@ -29,16 +29,21 @@ from z2all_ds.data.packing import (
     LaneState,
     Sample,
     fresh_cursor,
+    padding_of,
     tokens_used,
 )
 from z2all_ds.data.stages import Schedule, SkipRange, Stage, StageSpec
 from z2all_ds.data.state import STATE_VERSION, StreamState, resumed_lanes, upgraded
+from z2all_ds.data.token_counts import Beat
 from z2all_ds.data.tokens.reading import is_token_corpus, open_token_corpus
 
-COUNTED_BYTES = 128 << 20
-"""Text above this size is divided by bytes instead of tokens: counting the tokens takes a minute on two cores."""
+COUNTED_BYTES = 1 << 30
+"""Text above this size is divided by bytes instead of tokens: counting the tokens takes eight minutes on two cores."""
 COUNTED_DOCUMENTS = 20_000_000
 """Token shards of more documents are read in strides: the counts, which each process holds, have 12 bytes each."""
+PADDED_DOCUMENTS = 2_000_000
+"""In larger domains, parts do not take account of padding: that takes some seconds per million documents and epoch, and
+adds little, as it averages out over many samples."""
 EVEN_ORDER_BYTES = 4 << 30
 """Larger text is read in strides: equal parts need the sizes of all documents, hence the index of every shard, or the
 text column of every Parquet file. At this size strides differ by a few percent, and less in a larger domain."""
@@ -126,16 +131,18 @@ class DataPlan:
         schedule = Schedule(spec.stages, spec.skip, sizes, spec.num_lanes, spec.seed)
         domains = [documents.domains[name] for name in schedule.domain_names]
         longest = max(stage.sequence_length for stage in schedule.stages)
-        orders = [domain_order(domain, spec, longest) for domain in domains]
+        orders = [domain_order(domain, spec, schedule, longest) for domain in domains]
         begin_id = tokenizer.model_token_ids["bos_token_id"] if spec.begin_of_text else None
         if spec.begin_of_text and begin_id is None:
             rule = "the tokenizer has no begin-of-text token (bos_token)"
             raise ConfigError("data.begin_of_text=true", rule, "Leave it out, or use another tokenizer.")
         return cls(spec, schedule, domains, orders, documents.tokenizer_fingerprint, sizes, longest, begin_id)
 
-    def prepare(self) -> None:
+    def prepare(self, beat: Beat = lambda: None) -> None:
         """Do what the first sample would do, such as counting tokens."""
-        for order in self.orders:
+        for domain, order in zip(self.domains, self.orders, strict=True):
+            if order.kind == TokenOrder.kind:
+                domain.token_counts(beat)
             order.prepare()
 
     def describe_shares(self) -> list[str]:
@@ -196,8 +203,10 @@ class DataPlan:
         ahead = [(max(first, position), end) for first, end in self.spec.skip if end > position]
         skip = [*ahead, *((first, end) for first, end in state.get("skip", ()))]
         sizes, longest = self._sizes_of(state), max(1, int(state.get("longest_sample", self.longest_sample)))
-        orders = [domain_order(domain, self.spec, longest, _saved_kind(state, domain)) for domain in self.domains]
         schedule = Schedule(self.spec.stages, skip, sizes, self.spec.num_lanes, self.spec.seed)
+        orders = [
+            domain_order(domain, self.spec, schedule, longest, _saved_kind(state, domain)) for domain in self.domains
+        ]
         plan = replace(self, schedule=schedule, orders=orders, sizes=sizes, longest_sample=longest)
         here = plan.state_at(position, {lane: [] for lane in lanes})
         return plan, resumed_lanes(state, here, allow_data_change)
@@ -220,14 +229,18 @@ def _saved_kind(state: StreamState, domain: Domain) -> str | None:
     return kind if identity == [domain.num_documents, domain.fingerprint[:16]] else None
 
 
-def domain_order(domain: Domain, spec: StreamSpec, longest_sample: int, kind: str | None = None) -> DomainOrder:
+def domain_order(
+    domain: Domain, spec: StreamSpec, schedule: Schedule, longest_sample: int, kind: str | None = None
+) -> DomainOrder:
     """Return the order of a domain: of the given kind if its documents allow that, otherwise of the best kind."""
     block_size = documents_per_block(domain.num_documents, domain.num_bytes, spec.num_lanes)
     values = (domain.name, domain.num_documents, block_size, spec.seed, spec.num_lanes)
     kind = kind or _best_kind(domain, spec)
     split_unit = 1 if spec.packing == "cut" else longest_sample
     if kind == TokenOrder.kind:
-        return TokenOrder(*values, partial(_token_sizes, domain, bool(spec.begin_of_text)), split_unit)
+        has_padding = spec.packing == "best_fit" and domain.num_documents <= PADDED_DOCUMENTS
+        padding = partial(_padding_of_parts, schedule, domain.name) if has_padding else None
+        return TokenOrder(*values, partial(_token_sizes, domain, bool(spec.begin_of_text)), split_unit, padding)
     if kind == EvenOrder.kind and domain.has_sizes:
         return EvenOrder(*values, domain.document_sizes, split_unit)
     return DomainOrder(*values)
@@ -235,6 +248,13 @@ def domain_order(domain: Domain, spec: StreamSpec, longest_sample: int, kind: st
 
 def _token_sizes(domain: Domain, begin_of_text: bool) -> npt.NDArray[np.integer[Any]]:
     return domain.token_counts() + begin_of_text
+
+
+def _padding_of_parts(
+    schedule: Schedule, domain: str, tokens_before: int, parts: list[npt.NDArray[np.int64]]
+) -> list[int]:
+    length = schedule.length_after(domain, tokens_before)
+    return [padding_of(part, length) for part in parts]
 
 
 def _best_kind(domain: Domain, spec: StreamSpec) -> str:

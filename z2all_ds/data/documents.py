@@ -15,7 +15,7 @@ import numpy.typing as npt
 from z2all_ds.base.errors import DataError
 from z2all_ds.corpus.reading.readers import DomainReader, TextBlock
 from z2all_ds.data.order import BlockRange, DomainOrder
-from z2all_ds.data.token_counts import token_counts
+from z2all_ds.data.token_counts import Beat, token_counts
 
 CHARACTERS_PER_TOKEN = 2
 """Lower estimate, to choose how many short texts to tokenize in one call: each call has a fixed cost, and no more text
@@ -93,7 +93,7 @@ class Domain(Protocol):
         """Return the size in bytes of each raw document, the same for text and for its tokens."""
         ...
 
-    def token_counts(self) -> npt.NDArray[np.integer[Any]]:
+    def token_counts(self, beat: Beat = ...) -> npt.NDArray[np.integer[Any]]:
         """Return the tokens of each document, with its <|endoftext|>; text is tokenized for it."""
         ...
 
@@ -136,8 +136,8 @@ class RawDomain:
     def document_sizes(self) -> npt.NDArray[np.integer[Any]]:
         return self._reader.document_sizes()
 
-    def token_counts(self) -> npt.NDArray[np.integer[Any]]:
-        return token_counts(self._reader, self._tokenizer.encode_batch, self._tokenizer.fingerprint)
+    def token_counts(self, beat: Beat = lambda: None) -> npt.NDArray[np.integer[Any]]:
+        return token_counts(self._reader, self._tokenizer.encode_batch, self._tokenizer.fingerprint, beat)
 
 
 class RawBlock:

@@ -6,10 +6,10 @@ any position of any epoch, for ten documents or 10^9. The documents of one block
 So a lane reads one region of the disk (or one range of an object, or one row group) for a while, and a batch still
 mixes as many regions of the corpus as there are lanes.
 
-Lanes consume equally many tokens, so each epoch is divided into parts of equal size, one per lane: by tokens
-(`TokenOrder`), or by bytes where counting the tokens would take too long (`EvenOrder`). Where not even those are known,
-and in runs of earlier versions, a lane reads every L-th block instead (`DomainOrder`); blocks differ in size, so such
-lanes drift apart, by 20 % of an epoch in a domain of 80 MB.
+Lanes consume equally many tokens, so each epoch is divided into parts of equal size, one per lane: by tokens and the
+padding of samples (`TokenOrder`), or by bytes where counting the tokens would take too long (`EvenOrder`). Where not
+even those are known, and in runs of earlier versions, a lane reads every L-th block instead (`DomainOrder`); blocks
+differ in size, so such lanes drift apart, by 20 % of an epoch in a domain of 80 MB.
 
 Only integers and BLAKE2b are used, so the order is the same on every machine and with every version of Python and
 numpy, which `hash()`, `random` and numpy's generators do not guarantee.
@@ -18,9 +18,10 @@ numpy, which `hash()`, `random` and numpy's generators do not guarantee.
 import hashlib
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate, pairwise
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -63,6 +64,8 @@ class Used(NamedTuple):
     """Tokens of the group of documents that begins with it, without those before the lane's part."""
 
 
+PaddingOfParts = Callable[[int, list[npt.NDArray[np.int64]]], list[int]]
+"""(tokens in the epochs before, sizes of the documents in the part of each lane) -> padding of each part."""
 Cut = tuple[int, int, int]
 """A place in an epoch: position of the block, document in the order of the block, size of that document before it."""
 
@@ -227,8 +230,10 @@ class EvenOrder(DomainOrder):
         ends = np.cumsum(self._block_sizes[starts // self.documents_per_block])
         self._row_ends.append(ends)
         cuts, size_before, given = [(0, 0, 0)], 0, [0]
+        padding = self._padding_before(epoch)
+        total = int(ends[-1]) * (epoch + 1) + padding[-1]
         for lane in range(1, self.num_lanes):
-            wanted = lane * int(ends[-1]) * (epoch + 1) // self.num_lanes - self._given[epoch][lane]
+            wanted = lane * total // self.num_lanes - self._given[epoch][lane] - padding[lane]
             wanted = min(max(wanted, 0), int(ends[-1]))
             row = min(int(np.searchsorted(ends, wanted, side="right")), self.num_blocks - 1)
             block = self.block_at(first_block + row)
@@ -248,6 +253,10 @@ class EvenOrder(DomainOrder):
             given.append(self._given[epoch][lane] + size_before)
         self._given.append([*given, int(ends[-1]) * (epoch + 1)])
         return [*cuts, (self.num_blocks, 0, 0)]
+
+    def _padding_before(self, epoch: int) -> Sequence[int]:
+        """Return the padding of the lanes before each lane, and of all, in all epochs before this one."""
+        return [0] * (self.num_lanes + 1)
 
     @cached_property
     def _cuts(self) -> list[list[Cut]]:
@@ -275,11 +284,18 @@ class EvenOrder(DomainOrder):
         return np.add.reduceat(self._sizes, np.arange(0, self.num_documents, self.documents_per_block))
 
 
+@dataclass(frozen=True)
 class TokenOrder(EvenOrder):
-    """The order with parts of equally many tokens: the size of a document is its number of tokens."""
+    """The order with parts of equally many tokens: the size of a document is its number of tokens.
+
+    A lane whose samples had more padding than those of other lanes gets as many tokens less in the next epoch, as it
+    reads as many samples as the others.
+    """
 
     kind: ClassVar[str] = "tokens"
     counts_tokens: ClassVar[bool] = True
+    padding_of_parts: PaddingOfParts | None = None
+    """Returns the padding of the samples of each lane; None if there is none, or if it would take too long."""
 
     def part(self, document: int, begin: int, end: int, num_tokens: int) -> tuple[int, int]:
         return begin, end or num_tokens
@@ -287,6 +303,35 @@ class TokenOrder(EvenOrder):
     def _places_in(self, size: int, offset: int) -> tuple[int, int]:
         below = offset // self.split_unit * self.split_unit
         return below, min(below + self.split_unit, size)
+
+    def _padding_before(self, epoch: int) -> Sequence[int]:
+        while self.padding_of_parts and len(self._padding) <= epoch:
+            last = len(self._padding) - 1
+            of_parts = self.padding_of_parts(last * int(self._sizes.sum()), self._parts(last))
+            self._padding.append(
+                [before + now for before, now in zip(self._padding[last], accumulate(of_parts, initial=0), strict=True)]
+            )
+        return self._padding[epoch] if self.padding_of_parts else super()._padding_before(epoch)
+
+    def _parts(self, epoch: int) -> list[npt.NDArray[np.int64]]:
+        """Return the sizes of the documents, or of what is read of them, in the part of each lane."""
+        blocks = [self.block_at(epoch * self.num_blocks + row) for row in range(self.num_blocks)]
+        sizes = np.concatenate([self._sizes[block.first : block.end][self.within(block)] for block in blocks])
+        first_of_row = [0, *accumulate(block.end - block.first for block in blocks)]
+        parts = []
+        for (row, document, before), (end_row, end_document, end) in pairwise(self.cuts(epoch)):
+            part = sizes[first_of_row[row] + document : first_of_row[end_row] + end_document + bool(end)].copy()
+            if end:
+                part[-1] = end
+            if before:
+                part[0] -= before
+            parts.append(part)
+        return parts
+
+    @cached_property
+    def _padding(self) -> list[list[int]]:
+        """That of the lanes before each lane, and of all, in all epochs before each one computed so far."""
+        return [[0] * (self.num_lanes + 1)]
 
 
 def documents_per_block(num_documents: int, num_bytes: int, num_lanes: int) -> int:

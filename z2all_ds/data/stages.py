@@ -7,6 +7,7 @@ only samples that are *used* (not skipped), so it ends at the same training step
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from z2all_ds.base.errors import ConfigError
 from z2all_ds.data.mixture import Mixture, resolve_shares
@@ -76,6 +77,17 @@ class Schedule:
         if len(self.stages) == 1:
             return self.stages[0]
         return self.stages[bisect_right(self._first_used, self.used_before(sample)) - 1]
+
+    def length_after(self, domain: str, tokens: int) -> int:
+        """Return the length of samples once about this many tokens of a domain were read. Later stages, which may still
+        change, make no difference."""
+        left = float(tokens)
+        for stage, following in pairwise(self.stages):
+            samples = following.first_used - stage.first_used
+            left -= samples * stage.shares.get(domain, 0.0) * stage.sequence_length
+            if left < 0:
+                return stage.sequence_length
+        return self.stages[-1].sequence_length
 
     def is_skipped(self, sample: int) -> bool:
         return any(first <= sample < end for first, end in self.skip)

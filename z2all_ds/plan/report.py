@@ -268,12 +268,10 @@ def percent_range(shares: tuple[float, float]) -> str:
 
 
 def check_name(path: Path) -> None:
-    """Refuse a file name for `--write` that is not a new YAML file."""
+    """Refuse a file name for `--write` that is not a new YAML file. It gets no mark to be replaced: users edit it."""
     if path.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"--write {path}", "must end in .yaml", "Give such a name.")
     check_output(path, "--write")
-    if path.exists():
-        raise ConfigError(f"--write {path}", "is there already", "Remove it, or give another name.")
 
 
 def write_choice(plan: Plan, path: Path) -> None:

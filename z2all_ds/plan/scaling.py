@@ -3,7 +3,6 @@
 The global batch stays the same while every GPU has a micro-batch of it, and grows for larger fleets.
 """
 
-import io
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from typing import Any
 from z2all_ds.base.config import RunConfig
 from z2all_ds.base.console import say
 from z2all_ds.base.errors import ConfigError
-from z2all_ds.base.outputs import check_output, write_output
+from z2all_ds.base.outputs import check_plot, write_plot
 from z2all_ds.base.reports import Table, print_report
 from z2all_ds.plan.choose import runs_on, with_json
 from z2all_ds.plan.estimate import Estimate, StepTime, estimate
@@ -100,7 +99,7 @@ def show_sweep(
     """Print the sweep that `asked` names as table or JSON, and draw it to `out`."""
     sizes = parse_sweep(asked)
     if out:
-        check_picture(out)
+        check_plot(out)
     # The largest fleet, whose notes cover all assumptions.
     fleet = make_fleet(replace(wishes, gpus=max(sizes)), "--sweep gpus=")
     train = run.train
@@ -179,12 +178,6 @@ def describe(swept: Sweep, assumed: Sequence[str]) -> Iterator[str | Table]:
     yield from assumed_lines(assumed)
 
 
-def check_picture(out: Path) -> None:
-    if out.suffix not in (".png", ".svg"):
-        raise ConfigError(f"--out {out}", "must end in .png or .svg", "Give such a name.")
-    check_output(out)
-
-
 def draw(swept: Sweep, out: Path) -> Path:
     """Draw the efficiency as a band per JSON, and the goodput under failures, over the number of GPUs."""
     from matplotlib.figure import Figure
@@ -210,6 +203,4 @@ def draw(swept: Sweep, out: Path) -> Path:
         if axes.get_legend_handles_labels()[0]:
             axes.legend()
     figure.tight_layout()
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format=out.suffix[1:])
-    return write_output(out, drawn.getvalue())
+    return write_plot(figure, out)

@@ -1,10 +1,11 @@
 """Goodput: the share of a run's wall time that was spent on steps that counted.
 
-The wall time goes from the first start of the run to its end, or to now. A later start that takes no step, such as that
-of a finished run, does not extend it. A step counts if its record is in metrics.jsonl and it has changed the weights:
-steps repeated after a resume or a rollback count once, steps skipped by the guard do not count. Waiting for data,
-checkpoints, validation and start-up do not count. The remaining time is lost: repeated and skipped steps, the time
-between a stop and the next start, and everything that is not measured.
+The wall time goes from the first start of the run to its end, or to now. A failed attempt to start it does not begin
+the wall time, and a later start that takes no step, such as that of a finished run, does not extend it. A step counts
+if its record is in metrics.jsonl and it has changed the weights: steps repeated after a resume or a rollback count
+once, steps skipped by the guard do not count. Waiting for data, checkpoints, validation and start-up do not count. The
+remaining time is lost: repeated and skipped steps, the time between a stop and the next start, and everything that is
+not measured.
 """
 
 import time
@@ -60,9 +61,13 @@ def goodput(
 ) -> Goodput:
     """Compute the goodput from a run's records. `now_unix`: while it still runs; else its last record is its end."""
     began: float | None = None
-    has_ended = False
+    has_started = has_ended = False
     last = startup = checkpoints = counted = data_wait = validation = 0.0
     for event in events:
+        has_started = has_started or event["event"] in ("started", "first_step")
+        if event["event"] == "failed" and not has_started:
+            began, last = None, 0.0  # the run has not begun
+            continue
         has_ended = has_ended and event["event"] != "first_step"
         last = last if has_ended else max(last, event["time_unix"])
         has_ended = has_ended or event["event"] in ENDS

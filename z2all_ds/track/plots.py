@@ -4,14 +4,13 @@ One file has a panel per kind of curves; a folder gets one file per kind. With o
 with several, the colour is the run and the dashes are the domain.
 """
 
-import io
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from z2all_ds.base.console import say
 from z2all_ds.base.errors import ConfigError, DataError
-from z2all_ds.base.outputs import write_output
+from z2all_ds.base.outputs import check_output, check_plot, write_plot
 from z2all_ds.base.paths import full_path
 from z2all_ds.track.fonts import PlotFonts, fonts_for
 from z2all_ds.track.plot_data import Panel, RunCurves, read_run
@@ -48,15 +47,16 @@ def plot(run_dirs: list[Path], out: Path, options: PlotOptions, is_folder: bool 
         files = {out / f"{kind}.{options.file_format}": own for kind, own in panels.items()}
     else:
         files = {out: [panel for own in panels.values() for panel in own]}
-    for own in files.values():
+    for path, own in files.items():
+        check_output(path)
         _check_pixels(options.dpi, _size(len(own), options))
     return [_write(path, own, options, fonts) for path, own in files.items()]
 
 
 def _check(out: Path, options: PlotOptions, is_folder: bool) -> None:
-    if not is_folder and out.suffix not in (".png", ".svg"):
+    if not is_folder:
         fix = "Give such a name, or a folder (an existing one, or a name that ends in /) for one file per kind."
-        raise ConfigError(f"--out {out}", "must end in .png or .svg", fix)
+        check_plot(out, fix=fix)
     if options.file_format not in FORMATS:
         raise ConfigError(f"--format {options.file_format}", "unknown format", f"Known: {', '.join(FORMATS)}.")
     for name, inches in (("width", options.width), ("height", options.height)):
@@ -134,10 +134,8 @@ def _write(out: Path, panels: list[Panel], options: PlotOptions, fonts: PlotFont
         "legend.frameon": False,
         "legend.fontsize": "small",
     }
-    drawn = io.BytesIO()
     with matplotlib.rc_context(style):
-        _figure(panels, options, fonts).savefig(drawn, format=out.suffix[1:])
-    return write_output(out, drawn.getvalue())
+        return write_plot(_figure(panels, options, fonts), out)
 
 
 def _figure(panels: list[Panel], options: PlotOptions, fonts: PlotFonts) -> "Figure":

@@ -13,7 +13,7 @@ import orjson
 
 from z2all_ds.base.atomic import open_own
 from z2all_ds.base.console import say
-from z2all_ds.base.errors import DataError
+from z2all_ds.base.errors import CheckpointError, ConfigError, DataError
 from z2all_ds.base.json_text import load_json
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.base.storage.open_files import open_regular
@@ -38,7 +38,7 @@ class RunWriter:
         self._metrics.append(record)
 
     def event(self, kind: str, **details: Any) -> None:
-        self._events.append({"time_unix": round(time.time(), 3), "event": kind, **details})
+        self._events.append(_event(kind, **details))
 
     def health(self, step: int, **figures_by_rank: list[float]) -> None:
         self._health.append({"step": step, "time_unix": round(time.time(), 3), **figures_by_rank})
@@ -53,6 +53,10 @@ class RunWriter:
     def close(self) -> None:
         for file in (self._metrics, self._events, self._health):
             file.close()
+
+
+def _event(kind: str, **details: Any) -> dict[str, Any]:
+    return {"time_unix": round(time.time(), 3), "event": kind, **details}
 
 
 class _LineFile:
@@ -176,13 +180,14 @@ def drop_metrics_after(path: Path, step: int) -> int:
     return dropped
 
 
-def last_outcome(folder: RunFolder) -> str | None:
-    """Return the last outcome that the run has recorded, None if there is none.
+def last_outcome(folder: RunFolder, events_before: int = 0) -> str | None:
+    """Return the last outcome that the run has recorded after this number of events, None if there is none.
 
     `started`: it runs, or died. `stopped`: a planned stop. `requeue`: a requested stop. `done`: finished. `failed`: an
-    error.
+    error, perhaps before the run was started or continued.
     """
-    outcomes = [record["event"] for record in read_records(folder.events) if record.get("event") in OUTCOMES]
+    records = islice(read_records(folder.events), events_before, None)
+    outcomes = [record["event"] for record in records if record.get("event") in OUTCOMES]
     return outcomes[-1] if outcomes else None
 
 
@@ -194,19 +199,53 @@ def count_events(folder: RunFolder) -> int:
 def record_failure(folder: RunFolder, reason: str, events_before: int = 0, is_cause: bool = True) -> None:
     """Append the event `failed`, unless the run has recorded its end or this failure.
 
-    `events_before`: number of events before this launch, which are not its own. If it has not started the run, the end
-    of an earlier one is not known. `is_cause`: if not, a failure that the run has recorded says more than this reason.
+    `events_before`: number of events before this launch, which are not its own. If it has not started the run, the
+    caller must hold the run's lock, and a finished run stays finished. `is_cause`: if not, a failure that the run has
+    recorded says more than this reason.
     """
+    earlier: dict[str, Any] = {}
     last: dict[str, Any] = {}
     has_started = False
-    for record in islice(read_records(folder.events), events_before, None):
-        if record.get("event") in (*OUTCOMES, "fault"):
-            last = record
-        has_started |= record.get("event") == "started"
-    unfinished = ("started", "fault", "failed") if is_cause and reason != NO_END else ("started",)
-    if not has_started or last.get("event") not in unfinished or last.get("reason") == reason:
+    for number, record in enumerate(read_records(folder.events)):
+        kind = record.get("event")
+        if number < events_before:
+            earlier = record if kind in OUTCOMES else earlier
+        elif kind in (*OUTCOMES, "fault"):
+            last, has_started = record, has_started or kind == "started"
+    reasons = [reason]
+    if has_started:
+        unfinished = ("started", "fault", "failed") if is_cause and reason != NO_END else ("started",)
+        is_news = last["event"] in unfinished and last.get("reason") != reason
+    else:
+        is_news = reason != NO_END and last.get("event") != "failed" and earlier.get("event") != "done"
+        if earlier.get("event") == "started":  # a process that could not record its end
+            reasons.insert(0, NO_END)
+    if not is_news:
         return
-    record = last_record(folder.metrics) or {}
-    writer = RunWriter(folder)
-    writer.event("failed", step=record.get("step", last.get("step")), reason=reason)
-    writer.close()
+    step = (last_record(folder.metrics) or last or earlier).get("step") or 0
+    try:
+        file = _LineFile(folder.events, say)
+    except (OSError, ConfigError) as error:  # must not hide the failure itself
+        say(f"the failure is not recorded: {error}")
+        return
+    for one in reasons:
+        file.append(_event("failed", step=step, reason=one))
+    file.close()
+
+
+def record_failed_launch(folder: RunFolder, reason: str, events_before: int, is_cause: bool = True) -> None:
+    """Do the same for the command that has started the ranks, after their end.
+
+    If they have not started the run, another job may have taken its lock before they could. Its run is left alone.
+    """
+    if last_outcome(folder, events_before):
+        record_failure(folder, reason, events_before, is_cause)
+        return
+    try:
+        lock = folder.acquire_lock()
+    except CheckpointError:
+        return
+    try:
+        record_failure(folder, reason, events_before, is_cause)
+    finally:
+        os.close(lock)

@@ -32,7 +32,7 @@ from z2all_ds.base.paths import full_path
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint import memory
 from z2all_ds.checkpoint.layout import asked_checkpoint
-from z2all_ds.track.writer import count_events, last_outcome, record_failure
+from z2all_ds.track.writer import count_events, last_outcome, record_failed_launch
 from z2all_ds.train.inputs import check_data, require_folders
 from z2all_ds.train.processes import flight_recorder
 from z2all_ds.train.processes.local_ranks import (
@@ -95,9 +95,9 @@ def _train(
             code = run_local_ranks(arguments, ranks, folder.root / "logs" / "launcher.log", command, asked)
     except KeyboardInterrupt as interrupt:
         memory.remove_snapshots(folder)  # ended by the user, not by a crash: the snapshots are not needed
-        record_failure(folder, f"ended at once by a second signal, {interrupt}", events_before)
+        record_failed_launch(folder, f"ended at once by a second signal, {interrupt}", events_before)
         raise
-    outcome = last_outcome(folder)
+    outcome = last_outcome(folder, events_before)
     on_request = outcome == "requeue" and code == EXIT_REQUEUE
     if not on_request and (code != 0 or outcome not in ("done", "stopped")):
         for line in flight_recorder.unfinished_lines(folder):
@@ -105,7 +105,7 @@ def _train(
         # Exit codes of launchers are not reliable: 0 without a recorded outcome is a failure too.
         rule = f"stopped with exit code {code}{_kind(code)}" if code else "ended without a recorded outcome"
         fault = first_fault(read_faults(folder))
-        record_failure(folder, fault.line if fault else rule, events_before, is_cause=fault is not None)
+        record_failed_launch(folder, fault.line if fault else rule, events_before, is_cause=fault is not None)
         raise RanksFailed(
             f"training in {folder.root}",
             rule + _suffix(fault),

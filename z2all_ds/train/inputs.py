@@ -9,6 +9,7 @@ from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.data.data_plan import DataPlan, open_documents
 from z2all_ds.data.documents import Documents
 from z2all_ds.data.run_spec import check_vocabulary, corpus_location, load_run_tokenizer, stream_spec
+from z2all_ds.data.token_counts import Beat
 from z2all_ds.evaluate.probe_rows import EncodedProbe, encode_probes
 from z2all_ds.evaluate.probes import load_probes
 from z2all_ds.tokenizer.tokenization_z2all import Z2allTokenizer
@@ -36,10 +37,11 @@ def require_folders(run: RunConfig) -> None:
             raise DataError(f"data.{name}={path}", "no such folder", f"Correct the path, or make it with `{verb}`.")
 
 
-def check_data(run: RunConfig, world_size: int, is_new: bool = True) -> RunData:
+def check_data(run: RunConfig, world_size: int, is_new: bool = True, beat: Beat = lambda: None) -> RunData:
     """Open and check corpus, mixture, lanes, held-out samples, probes and tokenizer; errors are one line.
 
-    `is_new`: if not, ranges and stages are checked when the checkpoint is loaded, from its position on.
+    `is_new`: if not, ranges and stages are checked when the checkpoint is loaded, from its position on. `beat` is
+    called while tokens are counted.
     """
     spec, tokenizer = stream_spec(run), load_run_tokenizer(run)
     documents = open_documents(spec.corpus_dir, tokenizer, spec.on_bad_record, spec.verify_shards)
@@ -57,7 +59,7 @@ def check_data(run: RunConfig, world_size: int, is_new: bool = True) -> RunData:
         held_out = open_documents(location, tokenizer, spec.on_bad_record, spec.verify_shards)
     if run.probes.file:
         probes_asked(run, tokenizer)
-    plan.prepare()  # it may take a minute, here once for all ranks
+    plan.prepare(beat)  # it may take minutes, here once for all ranks
     return RunData(tokenizer, documents, held_out)
 
 

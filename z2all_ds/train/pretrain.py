@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 import sys
+import time
 import traceback
 from typing import NoReturn
 
@@ -16,12 +17,24 @@ from z2all_ds.base.config import RunConfig, anchored, load_run_config
 from z2all_ds.base.config.explain import refuse_option
 from z2all_ds.base.console import say
 from z2all_ds.base.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, EXIT_REQUEUE, ConfigError, Z2allError
-from z2all_ds.base.fault_records import BUG, LOST_PEER, OUT_OF_MEMORY, Fault, family_of, forget_fault, write_fault
+from z2all_ds.base.fault_records import (
+    BUG,
+    LAUNCH_VARIABLE,
+    LOST_PEER,
+    OUT_OF_MEMORY,
+    Fault,
+    family_of,
+    first_fault,
+    forget_fault,
+    read_faults,
+    write_fault,
+)
 from z2all_ds.base.machine import device_type, set_compile_cache
 from z2all_ds.base.parent_watch import follow_owner
 from z2all_ds.base.paths import explain_system_errors, full_path
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.base.world import World
+from z2all_ds.track.writer import count_events, record_failure
 from z2all_ds.train.inputs import check_data, require_folders
 from z2all_ds.train.processes.logs import RankOutput
 from z2all_ds.train.processes.lost_peer import LostPeer
@@ -35,7 +48,7 @@ from z2all_ds.zero.offload_disk import require_disk
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a rank; return the exit code."""
-    startup = Startup()
+    began_unix, startup = time.time(), Startup()
     options, run = parse(sys.argv[1:] if arguments is None else arguments)
     world = World.take_from_environment()
     folder = RunFolder(full_path(run.run_dir))
@@ -46,34 +59,42 @@ def main(arguments: list[str] | None = None) -> int:
         return error.exit_code
     follow_owner()
     lock, inputs, progress = None, None, None
+    failure, events_before = "", None
     try:
         lock = folder.acquire_lock() if world.is_main else None
+        if lock is not None and not os.environ.get(LAUNCH_VARIABLE):  # no command of ours records how the run ends
+            events_before = count_events(folder)
         forget_fault(folder, world.rank)
-        progress = Progress(folder, world, run.train.hang_seconds)
+        progress = Progress(folder, world, run.train.hang_seconds, events_before)
         startup.on_phase = progress.beat
         startup.done("imports")
         set_compile_cache()  # for launchers that give ranks no environment of this machine: pdsh, mpirun
         with explain_system_errors():
-            inputs = check_inputs(run, world, options.resume)
+            inputs = check_inputs(run, world, options.resume, progress)
         startup.done("data")
         outcome = train_rank(Rank(run, options.resume, folder, world, inputs, output, startup, progress))
     except Z2allError as error:
+        failure = f"{type(error).__name__}: {error}"
         kind = LOST_PEER if isinstance(error, LostPeer) else family_of(error)
         if lock is not None or not world.is_main:  # otherwise the folder belongs to the job that holds the lock
-            leave_fault(folder, world, kind, f"{type(error).__name__}: {error}", error.exit_code)
+            leave_fault(folder, world, kind, failure, error.exit_code)
         # A user's mistake is the same on all ranks: rank 0 reports it. Missing files are missing for all ranks of a
         # machine: its first rank reports them. Later errors of one rank (its shard, its disk) are reported by itself.
         speaks = (world.local_rank == 0 or inputs is not None) and not isinstance(error, ConfigError)
-        output.fail(f"{type(error).__name__}: {error}", show=world.is_main or speaks)
+        output.fail(failure, show=world.is_main or speaks)
         return error.exit_code
     except KeyboardInterrupt:
+        failure = "ended at once by SIGINT"
         return EXIT_INTERRUPTED
     except Exception as error:  # a bug, perhaps on one rank only: the full text goes to its log and the terminal
         kind = OUT_OF_MEMORY if "OutOfMemory" in type(error).__name__ else BUG
-        leave_fault(folder, world, kind, " ".join(f"{type(error).__name__}: {error}".split()), EXIT_BUG)
+        failure = " ".join(f"{type(error).__name__}: {error}".split())
+        leave_fault(folder, world, kind, failure, EXIT_BUG)
         output.fail(traceback.format_exc(), show=True)
         return EXIT_BUG
     finally:
+        if failure and events_before is not None:
+            record_end(folder, failure, events_before, began_unix)
         if progress is not None:
             progress.end()
         if lock is not None:
@@ -85,6 +106,12 @@ def leave_fault(folder: RunFolder, world: World, kind: str, line: str, code: int
     """Write the fault record for the launcher."""
     weight = 1 if f"rank {world.rank}:" in line else 0
     write_fault(folder, Fault(kind, world.rank, socket.gethostname(), line, code, weight))
+
+
+def record_end(folder: RunFolder, failure: str, events_before: int, began_unix: float) -> None:
+    """Record why the run has failed: the first error of its ranks, which may not be that of rank 0."""
+    fault = first_fault(fault for fault in read_faults(folder) if fault.time_unix >= began_unix)  # not of earlier runs
+    record_failure(folder, fault.line if fault else failure, events_before, is_cause=False)
 
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, RunConfig]:
@@ -108,13 +135,13 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, RunConfig]:
         raise SystemExit(error.exit_code) from None
 
 
-def check_inputs(run: RunConfig, world: World, resume: str) -> Inputs:
+def check_inputs(run: RunConfig, world: World, resume: str, progress: Progress) -> Inputs:
     """Check all inputs; mistakes end the run here, on all ranks at once."""
     require_folders(run)
     expected = device_type()
     resolved = resolve(run, world.world_size, expected)
     require_disk(resolved)
-    data = check_data(run, world.world_size, is_new_run(run, resume))
+    data = check_data(run, world.world_size, is_new_run(run, resume), progress.beat)
     return Inputs(expected, resolved, data, first_weights(run, resume))
 
 

@@ -18,6 +18,7 @@ from z2all_ds.base.fault_records import FAULT_VARIABLE, LAUNCH_VARIABLE, NODE_LO
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.cluster.launch import multi_node
 from z2all_ds.cluster.launch.multi_node import Launch, LaunchOptions, is_this_machine
+from z2all_ds.cluster.launch.remote import NodeEnd
 from z2all_ds.cluster.launch.verdicts import Verdict
 from z2all_ds.cluster.nodes import Node, SshAccess
 from z2all_ds.track.writer import RunWriter, read_records
@@ -62,13 +63,18 @@ def test_invalid_input_gives_a_one_line_error(
 
 
 def outcome_of(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, verdict: Verdict | None, *numbers: signal.Signals
+    folder: RunFolder,
+    monkeypatch: pytest.MonkeyPatch,
+    verdict: Verdict | None,
+    *numbers: signal.Signals,
+    has_started: bool = True,
 ) -> tuple[object, list[dict[str, Any]]]:
     """Run a launch that receives these signals; return its exit code or error, and the last events of the run."""
 
     def supervise(*arguments: Any) -> Verdict:
         writer = RunWriter(folder)
-        writer.event("started", step=0)
+        if has_started:
+            writer.event("started", step=0)
         writer.close()
         for number in numbers:
             os.kill(os.getpid(), number)
@@ -87,6 +93,7 @@ def outcome_of(
 LOST = Fault(NODE_LOST, 0, "n1", "ClusterError: node n1: lost.", ClusterError.exit_code)
 
 
+@pytest.mark.parametrize("has_started", [True, False])
 @pytest.mark.parametrize(
     ("fault", "numbers", "expected"),
     [
@@ -98,9 +105,15 @@ LOST = Fault(NODE_LOST, 0, "n1", "ClusterError: node n1: lost.", ClusterError.ex
     ],
 )
 def test_a_fault_is_recorded_also_after_a_signal(
-    fault: Fault, numbers: list[signal.Signals], expected: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fault: Fault,
+    numbers: list[signal.Signals],
+    expected: object,
+    has_started: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found, (event,) = outcome_of(RunFolder(tmp_path), monkeypatch, Verdict("failed", fault), *numbers)
+    verdict = Verdict("failed", fault)
+    found, (event,) = outcome_of(RunFolder(tmp_path), monkeypatch, verdict, *numbers, has_started=has_started)
     assert found == expected
     assert (event["event"], event["reason"]) == ("failed", fault.line)
 
@@ -109,6 +122,55 @@ def test_a_second_signal_to_a_launch_is_recorded_by_its_name(tmp_path: Path, mon
     found, (event,) = outcome_of(RunFolder(tmp_path), monkeypatch, None, signal.SIGUSR1, signal.SIGTERM)
     assert found is KeyboardInterrupt
     assert (event["event"], event["reason"]) == ("failed", "ended at once by a second signal, SIGTERM")
+
+
+@pytest.mark.parametrize(
+    ("before", "new", "kinds"),
+    [
+        ([], [[], []], ["fault", "fault", "failed"]),
+        (["started", "stopped"], [[], []], ["fault", "fault", "failed"]),  # not the outcome of an earlier launch
+        (["started", "done"], [[], []], ["fault", "fault"]),
+        ([], [["started"], []], ["started", "fault", "fault", "failed"]),
+        ([], [[], ["started", "done"]], ["fault", "started", "done"]),
+    ],
+)
+def test_only_the_last_try_of_a_launch_can_be_the_end_of_its_run(
+    before: list[str], new: list[list[str]], kinds: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each try records these events; its ranks end with a code and leave no fault record."""
+    folder, tries = RunFolder(tmp_path), iter(new)
+
+    def record(events: list[str]) -> None:
+        writer = RunWriter(folder)
+        for event in events:
+            writer.event(event, step=0)
+        writer.close()
+
+    def run_on_nodes(nodes: list[Node], *_: Any) -> list[NodeEnd]:
+        record(next(tries))
+        return [NodeEnd(node.name, 1, "out of luck") for node in nodes]
+
+    class Plan(SimpleNamespace):
+        nodes, ranks, ssh_config, folder, orders = (Node(name="n1", slots=1),), 1, "", "", ()
+
+        def write(self, launcher: str) -> None: ...
+
+        def unsupported_settings(self) -> list[str]:
+            return ["not shown"]
+
+    options = LaunchOptions("hosts", restarts=1)
+    job = SimpleNamespace(folder=folder, nodes=[], run=None, options=options, port=1, plan=lambda extra: Plan())
+    monkeypatch.setattr(multi_node, "Launch", lambda *_: job)
+    monkeypatch.setattr(multi_node, "run_on_nodes", run_on_nodes)
+    monkeypatch.setattr(multi_node, "FIRST_BACKOFF_SECONDS", 0.0)
+    os.close(folder.acquire_lock())  # as every run: the folder is ours
+    record(before)
+    with nullcontext() if "done" in kinds else pytest.raises(RanksFailed):
+        multi_node.launch(options, [])
+    events = list(read_records(folder.events))[len(before) :]
+    assert [event["event"] for event in events] == kinds
+    reason = "ClusterError: node n1: its launcher ended with code 1: out of luck"
+    assert all(event["reason"].startswith(reason) for event in events if event["event"] == "failed")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])

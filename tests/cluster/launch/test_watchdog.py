@@ -16,6 +16,7 @@ from tests.helpers.command import ROOT
 from z2all_ds.base.fault_records import BUG, HANG, KILLED, Fault, first_fault, has_fault, read_faults
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.cluster.launch.watchdog import read_ranks
+from z2all_ds.track.writer import RunWriter, read_records
 
 RANK = """
 import sys, time
@@ -24,7 +25,7 @@ from z2all_ds.train.processes.progress import Progress
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.base.world import World
 run, rank, words = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-progress = Progress(RunFolder(run), World(rank, 2, rank, 2), 2.5)
+progress = Progress(RunFolder(run), World(rank, 2, rank, 2), 2.5, *map(int, words))
 print(progress.path.parent, flush=True)
 step = 0
 while not (run / "end").exists():
@@ -39,12 +40,12 @@ progress.end()
 class Ranks:
     """Two ranks; the first one has started a watchdog."""
 
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: Path, *words: str) -> None:
         self.run = RunFolder(run)
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "MASTER_PORT": "29777"}
         command = [sys.executable, "-c", RANK, str(run)]
         self.processes = [
-            subprocess.Popen([*command, str(rank)], env=environment, stdout=subprocess.PIPE, text=True)
+            subprocess.Popen([*command, str(rank), *words], env=environment, stdout=subprocess.PIPE, text=True)
             for rank in range(2)
         ]
         folders = {process.stdout.readline().strip() for process in self.processes if process.stdout}
@@ -138,6 +139,45 @@ def test_a_killed_rank_is_named(ranks: Ranks, victim: int, tmp_path: Path) -> No
     fault = ranks.first_fault()
     assert (fault.kind, fault.rank) == (KILLED, victim)
     assert fault.line.startswith(f"ClusterError: rank {victim}: its process was killed from outside in step ")
+
+
+@pytest.mark.parametrize(
+    ("recorded", "is_locked", "kinds"),
+    [
+        ([], False, ["failed"]),
+        (["started"], False, ["started", "failed"]),
+        (["failed"], False, ["failed"]),  # by rank 0
+        (["started", "done"], False, ["started", "done"]),
+        (["started"], True, ["started"]),  # by the next job
+    ],
+)
+def test_without_a_launcher_of_ours_the_end_of_the_run_is_recorded(
+    recorded: list[str], is_locked: bool, kinds: list[str], tmp_path: Path
+) -> None:
+    ranks = Ranks(tmp_path, "1")
+    lock = ranks.run.acquire_lock() if is_locked else None
+    try:
+        writer = RunWriter(ranks.run)
+        for kind in ("stopped", *recorded):  # the first is of an earlier launch
+            writer.event(kind, step=3)
+        writer.close()
+        ranks.processes[1].kill()
+        ranks.wait_for_fault(1)
+        ranks.processes[0].terminate()
+        ranks.first_fault()
+        deadline = time.monotonic() + 10
+        while watchdogs_of(tmp_path):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        ranks.close()
+        if lock is not None:
+            os.close(lock)
+    _, *events = read_records(ranks.run.events)
+    assert [event["event"] for event in events] == kinds
+    if len(kinds) > len(recorded):
+        assert events[-1]["step"] == 3
+        assert events[-1]["reason"].startswith("ClusterError: rank 1: its process was killed from outside in step ")
 
 
 def test_a_stopped_rank_is_named_and_the_stacks_of_the_other_are_kept(ranks: Ranks, tmp_path: Path) -> None:

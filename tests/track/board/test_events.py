@@ -52,6 +52,31 @@ def test_marks_restarts_and_the_outcome_are_read(tmp_path: Path) -> None:
     assert shown[2]["details"] == again
 
 
+def test_a_run_begins_with_its_first_start_and_ends_before_a_failed_attempt_to_continue(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    log = EventLog(Files(), str(path))
+    failed = [{"time_unix": moment, "event": "failed", "step": 0, "reason": "no memory"} for moment in (10.0, 20.0)]
+    write(path, *failed)
+    look(log, path)
+    assert (log.outcome, log.reason, log.first_unix, log.end_unix) == ("failed", "no memory", 10.0, 10.0)
+    start = {"time_unix": 100.0, "event": "started", "step": 0}
+    first = {"time_unix": 110.0, "event": "first_step", "step": 1, "seconds": 15.0, "first_step_seconds": 1.0}
+    stop = {"time_unix": 120.0, "event": "stopped", "step": 5, "goodput": 0.5}
+    write(path, *failed, start, first, stop)
+    look(log, path)
+    assert (log.outcome, log.first_unix, log.process_unix, log.end_unix) == ("stopped", 100.0, 95.0, 120.0)
+    assert [(mark["event"], mark["seconds"]) for mark in log.shown()] == [
+        ("failed", 0.0),
+        ("failed", 0.0),
+        ("started", 0.0),
+        ("stopped", 20.0),
+    ]
+    write(path, *failed, start, first, stop, {**failed[0], "time_unix": 9000.0, "step": 5})
+    look(log, path)
+    assert (log.outcome, log.reason, log.goodput) == ("failed", "no memory", 0.5)
+    assert (log.last_unix, log.end_unix) == (9000.0, 120.0)
+
+
 def test_invalid_lines_are_counted_and_a_replaced_file_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     log = EventLog(Files(), str(path))

@@ -75,6 +75,22 @@ def test_a_failed_run_is_shown_with_its_reason_until_it_is_started_again(tmp_pat
     assert run_in(tmp_path).summary("x")["status"] == "running"
 
 
+def test_a_failed_attempt_does_not_change_the_figures_of_a_run(tmp_path: Path) -> None:
+    """Not those of a run without a recorded goodput, either."""
+    started = {"time_unix": 990.0, "event": "started", "step": 0}
+    first = {"time_unix": 996.0, "event": "first_step", "step": 1, "seconds": 6.0, "first_step_seconds": 2.0}
+    failed = {"time_unix": 1000.0, "event": "failed", "step": 3, "reason": "TrainingError: loss is not finite"}
+    write(tmp_path / "metrics.jsonl", *steps(3, 1000.0))
+    write(tmp_path / "events.jsonl", started, first, failed)
+    before = run_in(tmp_path).summary("x")
+    assert (before["elapsed_seconds"], before["goodput"]) == (10.0, 0.6)
+    again = {**failed, "time_unix": 9000.0, "reason": "MachineError: no memory"}
+    write(tmp_path / "events.jsonl", started, first, failed, again)
+    after = run_in(tmp_path).summary("x")
+    assert (after["note"], after["last_record_unix"]) == ("MachineError: no memory", 9000.0)
+    assert [after[key] for key in ("elapsed_seconds", "goodput")] == [10.0, 0.6]
+
+
 class WatchedFiles(Files):
     """Files that call `look` whenever a file with that name is read."""
 

@@ -173,6 +173,7 @@ def test_a_second_start_in_the_same_folder_touches_nothing(
         second.send_signal(signal.SIGINT)
         assert second.wait(60) == EXIT_INTERRUPTED
         assert run.process.poll() is None and not run.folder.stop_request.exists()
+        assert last_outcome(run.folder) == "started"
         assert run.folder.root in memory.all_snapshot_folders().values()
         steps = run.steps_taken()
         wait_until(lambda: run.steps_taken() > steps + 1, "the first to go on")

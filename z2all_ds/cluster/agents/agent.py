@@ -19,6 +19,9 @@ from z2all_ds.cluster.agents import connections
 from z2all_ds.cluster.agents.connections import Listener
 from z2all_ds.cluster.agents.facts import gather
 
+END_SECONDS = 5.0
+"""Longest wait at the end for an answer that is being written."""
+
 
 class Worker:
     """A child process `python -m module` that carries out one order at a time.
@@ -117,6 +120,8 @@ def serve(agent: object) -> None:
 
     for request in read_messages(sys.stdin):
         threading.Thread(target=answer, args=(request,), daemon=True).start()
+    # Kept from now on: Python aborts if a thread is writing to stdout while it exits.
+    writing.acquire(timeout=END_SECONDS)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ from z2all_ds.cluster.preflight.checks import Preflight, Subject, preflight
 from z2all_ds.cluster.preflight.command import describe
 from z2all_ds.cluster.preflight.compare import NodeFinding
 from z2all_ds.corpus.manifest import MANIFEST_NAME
-from z2all_ds.track.writer import RunWriter, count_events, last_outcome, last_record, record_failure
+from z2all_ds.track.writer import RunWriter, count_events, last_outcome, last_record, record_failed_launch
 from z2all_ds.train.command import RanksFailed, train_on_this_machine
 from z2all_ds.train.pretrain import parse
 from z2all_ds.train.processes import flight_recorder
@@ -191,7 +191,7 @@ def _launch(options: LaunchOptions, arguments: list[str]) -> str:
         try:
             verdict = supervise(job, signals)
         except KeyboardInterrupt as interrupt:
-            record_failure(job.folder, f"ended at once by a second signal, {interrupt}", events_before)
+            record_failed_launch(job.folder, f"ended at once by a second signal, {interrupt}", events_before)
             raise
     if verdict.fault:
         error = failed(job.folder, verdict.fault, events_before)
@@ -254,8 +254,7 @@ def run_once(job: Launch, fault_at: float | None) -> Verdict:
         ends = run_on_nodes(plan.nodes, plan.ssh_config, plan.folder, plan.orders)
     else:
         ends = run_by_deepspeed(plan, launcher)
-    has_new_events = count_events(job.folder) > events
-    return judge(last_outcome(job.folder) if has_new_events else None, ends, read_faults(job.folder), plan.nodes)
+    return judge(last_outcome(job.folder, events), ends, read_faults(job.folder), plan.nodes)
 
 
 def run_by_deepspeed(plan: LaunchPlan, launcher: str) -> list[NodeEnd]:
@@ -300,7 +299,7 @@ def failed(folder: RunFolder, fault: Fault, events_before: int) -> RanksFailed:
     for line in flight_recorder.unfinished_lines(folder):
         say(line)
     rule = f"rank {fault.rank} on {fault.host} failed first: {fault.line}"
-    record_failure(folder, fault.line, events_before)
+    record_failed_launch(folder, fault.line, events_before)
     fix = f"See {folder.root / 'logs'}; the same command resumes from the last checkpoint."
     return RanksFailed(f"training in {folder.root}", rule, fix, fault.code)
 

@@ -1,9 +1,12 @@
-"""Watches the ranks of one node: `python -m z2all_ds.cluster.launch.watchdog RUN WATCH_FOLDER HANG_SECONDS`.
+"""Watches the ranks of one node: `python -m z2all_ds.cluster.launch.watchdog RUN WATCH_FOLDER HANG_SECONDS [EVENTS]`.
 
 The node's first rank starts it, under any launcher; it ends when the ranks have ended. It records a fault of the run
 when a rank is gone without a record (killed) or has no heartbeat for too long (hang). For a hang, it has the stacks of
 all ranks here written to RUN/logs/stacks and their last NCCL collectives to RUN/logs/flight. Then it ends the ranks,
 since a launcher would wait forever. Loads no torch.
+
+A launcher of ours records the failure of the run. If there is none, the watchdog of rank 0 does it for ranks that could
+not; EVENTS is the number of the run's events before this launch.
 """
 
 import json
@@ -19,9 +22,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from z2all_ds.base.errors import ClusterError, MachineError, Z2allError
-from z2all_ds.base.fault_records import BUG, HANG, KILLED, LOST_PEER, OUT_OF_MEMORY, Fault, has_fault, write_fault
+from z2all_ds.base.fault_records import (
+    BUG,
+    HANG,
+    KILLED,
+    LOST_PEER,
+    OUT_OF_MEMORY,
+    Fault,
+    first_fault,
+    has_fault,
+    read_faults,
+    write_fault,
+)
 from z2all_ds.base.machine import process_is_alive
-from z2all_ds.base.run_folder import RunFolder
+from z2all_ds.base.run_folder import SILENT_SECONDS, RunFolder
+from z2all_ds.track.writer import record_failure
 from z2all_ds.train.processes import flight_recorder
 from z2all_ds.train.processes.progress import BEAT, STACKS_SIGNAL, file_name
 
@@ -83,8 +98,9 @@ def read_ranks(folder: Path) -> dict[int, RankState]:
 class Watchdog:
     """The watchdog of one node."""
 
-    def __init__(self, run: RunFolder, folder: Path, hang_seconds: float) -> None:
-        self.run, self.folder, self.hang_seconds = run, folder, hang_seconds
+    def __init__(self, run: RunFolder, folder: Path, hang_seconds: float, events_before: int | None = None) -> None:
+        self.run, self.folder, self.hang_seconds, self.events_before = run, folder, hang_seconds, events_before
+        self.began_unix = time.time()
         self.host = socket.gethostname()
         self.kills_before = out_of_memory_kills()
         self.looked_at = self.awake_since = time.monotonic()
@@ -104,6 +120,8 @@ class Watchdog:
                 wait_for_an_end(ranks)
                 continue
             self._remove_files(list(found))
+            if self.events_before is not None:
+                self._record_failure(self.events_before)
             return
 
     def _look(self) -> dict[int, RankState]:
@@ -163,6 +181,17 @@ class Watchdog:
             write_fault(self.run, fault)
         flight_recorder.ask_for(self.run, self.folder, [rank.number for rank in ranks if rank.number not in stopped])
 
+    def _record_failure(self, events_before: int) -> None:
+        """Record why the run has failed, unless rank 0 could do it or the next job has begun."""
+        since = self.began_unix - LAUNCHER_SECONDS  # older faults are of earlier starts
+        fault = first_fault(fault for fault in read_faults(self.run) if fault.time_unix >= since)
+        if fault is None:
+            return
+        with suppress(Z2allError):
+            lock = self.run.acquire_lock(SILENT_SECONDS)
+            record_failure(self.run, fault.line, events_before, is_cause=False)
+            os.close(lock)
+
     def _end(self, ranks: list[RankState], grace_seconds: float) -> None:
         deadline = time.monotonic() + grace_seconds
         while time.monotonic() < deadline and any(rank.is_alive for rank in ranks):
@@ -213,11 +242,12 @@ def out_of_memory_kills() -> int:
         return 0
 
 
-def main(run: str, folder: str, hang_seconds: str) -> None:
+def main(run: str, folder: str, hang_seconds: str, events_before: str | None = None) -> None:
     # Both are meant for the ranks; this ends after them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    Watchdog(RunFolder(Path(run)), Path(folder), float(hang_seconds)).watch()
+    events = None if events_before is None else int(events_before)
+    Watchdog(RunFolder(Path(run)), Path(folder), float(hang_seconds), events).watch()
 
 
 if __name__ == "__main__":

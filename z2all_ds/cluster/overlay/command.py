@@ -18,7 +18,7 @@ from typing import Any
 
 from z2all_ds.base.console import printable, say
 from z2all_ds.base.errors import ClusterError
-from z2all_ds.base.outputs import check_output
+from z2all_ds.base.outputs import MARK, check_output, write_output
 from z2all_ds.base.reports import Shown, print_report
 from z2all_ds.cluster import ssh
 from z2all_ds.cluster.agents.fleet import RemoteAgent, agents_on, wait_for_all
@@ -96,7 +96,8 @@ def up(hostfile: str, kind: str, network: str, out: Path | None) -> None:
                 raise
             say(f"overlay {plan.network} is up: " + ", ".join(f"{one.name} {one.address}" for one in plan.members))
     if out:
-        ssh.write_private(out, plan.hostfile_text())  # the environment of a node may contain keys
+        # Private, since the environment of a node may contain keys.
+        write_output(out, f"# {MARK}\n{plan.hostfile_text()}", mode=0o600)
         say(f"wrote {out}: z2all launch --hostfile {out} -- ...")
     else:
         print(printable(plan.hostfile_text()), end="")

@@ -20,6 +20,7 @@ from z2all_ds.base.storage import Folder, open_folder, reason
 from z2all_ds.corpus.reading.shards import content_changed
 from z2all_ds.corpus.reading.verification import VERIFIER
 from z2all_ds.data.documents import Documents, TokenArray, TokenRun
+from z2all_ds.data.token_counts import Beat
 from z2all_ds.data.tokens.manifest import (
     ENDS_DTYPE,
     TOKEN_DTYPES,
@@ -116,7 +117,7 @@ class TokenDomain:
             [self._read_words(shard.sizes_file or "", shard.documents, shard.sizes_sha256) for shard in self._shards]
         )
 
-    def token_counts(self) -> npt.NDArray[np.uint64]:
+    def token_counts(self, beat: Beat = lambda: None) -> npt.NDArray[np.uint64]:
         all_ends = [self._read_words(shard.ends_file, shard.documents, shard.ends_sha256) for shard in self._shards]
         return np.concatenate([np.diff(ends, prepend=np.zeros(1, ENDS_DTYPE)) for ends in all_ends])
 

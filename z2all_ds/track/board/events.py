@@ -22,29 +22,39 @@ class EventLog(RecordLog):
         self.probes: list[Any] = []
         """Probes of the last start that has any."""
         self.first_unix: float | None = None
-        """Time of the first event."""
+        """Time of the first event; failed attempts to start the run come before it."""
         self.process_unix: float | None = None
         """Start of the first process, which is earlier; goodput counts from there."""
         self.last_unix: float | None = None
+        self.end_unix: float | None = None
+        """Time of the last event before an end, or of the end; a later start counts from its first step on."""
         self.outcome: str | None = None
         self.reason = ""
         """Why it failed."""
         self.goodput: float | None = None
         """Recorded at the last end; None while the run continues."""
         self._starts = 0
+        self._has_ended = False
 
     def add(self, record: dict[str, Any] | None) -> None:
         if record is None or not isinstance(record.get("event"), str):
             self.unparsable += 1
             return
         kind, moment = record["event"], record.get("time_unix")
+        if kind == "started" and not self._starts and self.outcome == "failed":
+            self.first_unix, self._has_ended = None, False  # the run begins here
+            for mark in self.marks:
+                mark["seconds"] = 0.0
+        self._has_ended = self._has_ended and kind != "first_step"
         if moment is not None:
             self.last_unix = moment
+            self.end_unix = self.end_unix if self._has_ended else moment
             if self.first_unix is None:
                 self.first_unix = self.process_unix = moment
             if kind == "first_step" and self._starts <= 1 and "seconds" in record:
                 self.process_unix = min(self.process_unix or moment, moment - record["seconds"])
         if kind in OUTCOMES:
+            self._has_ended = self._has_ended or kind != "started"
             self.outcome, self.reason = kind, str(record.get("reason", ""))
             self.goodput = record.get("goodput", self.goodput)  # a process without a step has not changed it
         if kind == "first_step":

@@ -114,7 +114,8 @@ class WatchedRun:
         status, steps = self._status(recent), self._steps()
         written = [moment for moment in (last.get("time_unix"), self.events.last_unix) if moment]
         is_live = status == "running"
-        end = self._now_unix if is_live else max(written, default=0.0)
+        ends = [moment for moment in (last.get("time_unix"), self.events.end_unix) if moment]
+        end = self._now_unix if is_live else max(ends, default=0.0)
         return {
             "id": self.id,
             "name": name,

@@ -34,7 +34,8 @@ OLD_SECONDS = 30 * 24 * 3600.0
 class Progress:
     """The heartbeat file of one rank: the beat first, then the identity of the rank as JSON."""
 
-    def __init__(self, folder: RunFolder, world: World, hang_seconds: float) -> None:
+    def __init__(self, folder: RunFolder, world: World, hang_seconds: float, events_before: int | None = None) -> None:
+        """`events_before`: number of events before this launch, if the watchdog must record its failure."""
         self._count, self._step, self._rank = 0, -1, world.rank
         place = watch_folder(folder)
         _sweep(place.parent)
@@ -54,7 +55,7 @@ class Progress:
         self.path = place / file_name(world.rank)
         self._memory = _create(self.path, (self._next_beat() + json.dumps(who).encode()).ljust(SIZE, b"\0"))
         if world.local_rank == 0:
-            self._start_watchdog(folder, hang_seconds)
+            self._start_watchdog(folder, hang_seconds, events_before)
 
     def beat(self, step: int | None = None) -> None:
         self._step = self._step if step is None else step
@@ -81,8 +82,9 @@ class Progress:
         if not Path(self._stacks.name).stat().st_size:
             Path(self._stacks.name).unlink()
 
-    def _start_watchdog(self, folder: RunFolder, hang_seconds: float) -> None:
-        arguments = (str(folder.root), str(self.path.parent), str(hang_seconds))
+    def _start_watchdog(self, folder: RunFolder, hang_seconds: float, events_before: int | None) -> None:
+        records = () if events_before is None else (str(events_before),)
+        arguments = (str(folder.root), str(self.path.parent), str(hang_seconds), *records)
         command = module_command("z2all_ds.cluster.launch.watchdog", *arguments)
         start(command, is_owned=False, start_new_session=False)
 
