@@ -107,6 +107,13 @@ def test_texts_of_a_corpus_with_invalid_records_are_those_after_them(tokenizer: 
     assert real_texts(tmp_path, tokenizer) == {"web": "two"}
 
 
+def test_a_text_that_spells_a_control_token_is_not_compared(tokenizer: Z2allTokenizer, tmp_path: Path) -> None:
+    """transformers makes it the token for some tokenizers, this package for none."""
+    (tmp_path / "web.jsonl").write_text('{"content": "one"}\n{"content": "a <|endoftext|> b"}\n{"content": "two"}\n')
+    adopt_corpus(tmp_path, executor=Executor(1))
+    assert real_texts(tmp_path, tokenizer) == {"web": "two"}
+
+
 def test_a_folder_that_needs_this_package_is_refused_as_llama(
     model: Z2allForCausalLM, tokenizer: Z2allTokenizer, small_tokenizer: Path, tmp_path: Path
 ) -> None:

@@ -1,21 +1,14 @@
 import io
-import random
-import struct
-import unicodedata
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
-from tokenizers import normalizers
 
 from z2all_ds.base.errors import DataError
-from z2all_ds.tokenizer import import_tokenizer
 from z2all_ds.tokenizer.spm import MODEL_FILE
-from z2all_ds.tokenizer.spm_model import PieceKind, differences, parse_spm_model, spm_to_backend
-from z2all_ds.tokenizer.spm_rules import START, differing_rules, parse_rules, rule_steps
+from z2all_ds.tokenizer.spm_model import PieceKind, parse_spm_model
 
 
 def other_model(**options: object) -> bytes:
@@ -61,127 +54,3 @@ def test_a_long_piece_is_refused() -> None:
     model.pieces.add(piece="a" * 300_000, score=0.0)
     with pytest.raises(DataError, match=r"x\.model: not a SentencePiece model \(piece 0 has 300,0.. of at most 512"):
         parse_spm_model(model.SerializeToString(), "tokenizer x.model")
-
-
-DECOMPOSED_PARTS = [
-    *(
-        "か\u3099",
-        "ｶﾞ",
-        "ﾊ\uff9f",
-        "\u1112\u1161\u11ab",
-        "\u1112\uffc2\u3134",
-        "가\u11a8",
-        "e\u0301",
-        "E\u0301",
-        "Ｊ\u030c",
-    ),
-    *(
-        "I\u0307",
-        "ω\u0314\u0342\u0345",
-        "ﬁ\u0301",
-        "\xa0\u200d",
-        "👨\u200d👩",
-        "E🏻",
-        "\u0301",
-        "\u0323",
-        "\u0345",
-        "\uff9e",
-    ),
-    *("\r", "\x01", "\x00", "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3", "\ue000", "\u0600", "क\u093c", "நொ"),
-    *map(partial(unicodedata.normalize, "NFD"), ("한국어 값", "がぎ パヴ", "Việt Nam", "إسلام", "καΐ ᾧ", "İ")),
-]
-ODD_PARTS = [
-    *(" ", "  ", "\t", "\n", "\r\n", "\u00a0", "\u3000", "\u2003", "\x85", "\u2028", "\ufeff", "\x0c"),
-    *("a", "the", "cat", "今天", "Ａ", "①", "12", "😀", "<b>", "</s>", "<x>", " the"),
-]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"model_type": "bpe", "normalization_rule_name": "identity"},
-        {"model_type": "bpe", "normalization_rule_name": "identity", "byte_fallback": True, "vocab_size": 340},
-        {"model_type": "bpe", "user_defined_symbols": ["<x>"]},
-        {"model_type": "bpe", "remove_extra_whitespaces": False, "user_defined_symbols": ["<x>"]},
-        {"model_type": "bpe", "normalization_rule_name": "identity", "treat_whitespace_as_suffix": True},
-        {"normalization_rule_name": "identity"},
-        {},
-        {"normalization_rule_name": "nfkc"},
-        {"normalization_rule_name": "nfkc_cf", "model_type": "bpe", "treat_whitespace_as_suffix": True},
-        {"normalization_rule_name": "nmt_nfkc_cf", "remove_extra_whitespaces": False},
-    ],
-)
-def test_ids_of_odd_strings_equal_those_of_sentencepiece(options: dict[str, object]) -> None:
-    data = other_model(**options)
-    truth, backend = (
-        sentencepiece.SentencePieceProcessor(model_proto=data),
-        spm_to_backend(parse_spm_model(data, ""), ""),
-    )
-    backend.encode_special_tokens = True
-    draw = random.Random(0)
-    texts = ["".join(draw.choices(ODD_PARTS, k=draw.randint(1, 6))) for _ in range(2000)]
-    texts += ["".join(draw.choices(ODD_PARTS + DECOMPOSED_PARTS * 2, k=draw.randint(1, 6))) for _ in range(2000)]
-    # `tokenizers` looks for the normalized form of a user-defined piece, which must not get the space before a text.
-    texts = [text for text in texts if text.strip(" \t\r\n\u00a0\u3000\u2003\x85\u2028\ufeff\x0c\x01\u200d") != "<x>"]
-    found = [encoded.ids for encoded in backend.encode_batch(texts, add_special_tokens=False)]
-    assert [text for text, ids in zip(texts, found, strict=True) if ids != truth.encode(text)] == []
-
-
-def with_rules(charsmap: bytes) -> bytes:
-    model = sentencepiece_model_pb2.ModelProto.FromString(other_model(normalization_rule_name="identity"))
-    model.normalizer_spec.precompiled_charsmap = charsmap
-    return model.SerializeToString()
-
-
-def test_all_rules_of_a_model_apply_except_those_of_new_scripts() -> None:
-    for name in ("nmt_nfkc", "nfkc_cf"):
-        model = parse_spm_model(other_model(normalization_rule_name=name), "")
-        steps = normalizers.Sequence([normalizers.Prepend(START), *rule_steps(model.charsmap)])
-        rules = parse_rules(model.charsmap)
-        assert rules["か\u3099"] == "が" and rules["\u1112\u1161\u11ab"] == "한"
-        differing = {key for key, _ in differing_rules(model.charsmap)}
-        assert all(ord(char) > 0x105D1 for key in differing for char in key if char not in "\u0307")
-        some = [key for key in random.Random(1).sample(sorted(rules), 2000) if key not in differing]
-        assert [key for key in some if steps.normalize_str(key) != START + rules[key]] == []
-
-
-def test_rules_that_are_not_from_unicode_give_a_warning(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "rules.tsv").write_text("61 62\t78\n41\t61\n")  # "ab" to "x", "A" to "a"
-    data = other_model(normalization_rule_name="", normalization_rule_tsv=str(tmp_path / "rules.tsv"))
-    expected = "1 of its normalization rules have no effect here"
-    (warning,) = differences(parse_spm_model(data, ""))
-    assert warning.startswith(expected) and warning.endswith("U+0061 U+0062")
-    (tmp_path / "a.model").write_bytes(data)
-    assert warning in import_tokenizer(tmp_path / "a.model", tmp_path / "out").warnings
-    assert f"warning: a.model: {expected}" in capfd.readouterr().err
-
-
-def test_user_defined_pieces_that_differ_give_a_warning() -> None:
-    model = parse_spm_model(other_model(normalization_rule_name="nfkc_cf", user_defined_symbols=["[X]"]), "")
-    found = differences(model)
-    assert "a text that consists only of a user-defined piece such as '[X]' gets no additional space" in found
-    assert "text that its rules turn into '[x]' becomes the user-defined piece '[X]'" in found
-
-
-def test_a_user_defined_piece_is_not_composed_with_a_mark_after_it() -> None:
-    data = other_model(user_defined_symbols=["<x>", "か", "[X]"], normalization_rule_name="nfkc_cf")
-    truth = sentencepiece.SentencePieceProcessor(model_proto=data)
-    backend = spm_to_backend(parse_spm_model(data, ""), "")
-    for text in ("a <x>\u0338", "aか\u3099", "a>\u0338か\u3099き\u3099", "a[X] b"):
-        assert backend.encode(text, add_special_tokens=False).ids == truth.encode(text), text
-
-
-def test_a_user_defined_piece_that_the_rules_remove_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
-    model = parse_spm_model(other_model(user_defined_symbols=["<x>", "  "]), "")
-    with pytest.raises(DataError, match=r"tokenizer x\.model: its rules remove the user-defined piece '  ' from texts"):
-        spm_to_backend(model, "tokenizer x.model")
-    assert "panicked" not in capfd.readouterr().err
-
-
-def test_damaged_rules_are_refused() -> None:
-    # Each node has itself as all its children.
-    units = [256 << 10, *[0] * 256, *(label << 10 | label for label in range(1, 256))]
-    loop = struct.pack("<513I", 2048, *units) + b"a\0"
-    for charsmap in (b"x", struct.pack("<I", 400) + b"1234", loop):
-        with pytest.raises(DataError, match=r"x\.model: its normalization rules are damaged"):
-            spm_to_backend(parse_spm_model(with_rules(charsmap), ""), "x.model")

@@ -6,9 +6,12 @@ rendered, such places are replaced by random marks; after it, the text around a 
 
 import secrets
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from z2all_ds.base.errors import ConfigError
+from z2all_ds.tokenizer.declared_tokens import declared_tokens
 from z2all_ds.tokenizer.tokenization_z2all import text_only
 
 
@@ -16,7 +19,14 @@ def control_ids(tokenizer: Any) -> set[int]:
     """Return the ids of all control tokens, without that of unknown text."""
     added = tokenizer.added_tokens_decoder.items()
     ids = {number for number, token in added if token.special} | set(tokenizer.all_special_ids)
-    return ids - {tokenizer.unk_token_id}
+    ids |= set(tokenizer.convert_tokens_to_ids(_declared(str(tokenizer.name_or_path))))
+    return ids - {tokenizer.unk_token_id, None}
+
+
+@lru_cache
+def _declared(folder: str) -> list[str]:
+    """Return what a tokenizer's folder declares as control tokens, since transformers overlooks some declarations."""
+    return sorted(declared_tokens(Path(folder))) if folder and Path(folder).is_dir() else []
 
 
 def text_ids(tokenizer: Any, text: str, control_tokens: bool = False) -> list[int]:

@@ -95,14 +95,17 @@ class TrainedLoss:
 def real_texts(corpus_dir: str | Path, tokenizer: "Z2allTokenizer") -> dict[str, str]:
     """Return the beginning of one document per domain, decoded from tokens, since a corpus may contain only tokens.
 
-    Invalid records count as empty ones; the first document with text from the middle of the domain on is taken.
+    Invalid records count as empty ones; the first document with text from the middle of the domain on is taken. Not one
+    that spells out a control token: transformers makes that token of the text of some tokenizers (unigram models have
+    "</s>" in their vocabulary), which this package never does.
     """
     texts = {}
     for name, domain in open_documents(corpus_dir, tokenizer, on_bad_record="skip").domains.items():
         middle = domain.num_documents // 2
         for number in range(middle, min(middle + DOCUMENTS_TRIED, domain.num_documents)):
             *ids, _end = domain.open_block(number, number + 1).tokens(0).tolist()
-            if text := tokenizer.decode(ids)[:CHARACTERS_PER_TEXT]:
+            text = tokenizer.decode(ids)[:CHARACTERS_PER_TEXT]
+            if text and tokenizer.encode(text, "all") == tokenizer.encode(text):
                 texts[name] = text
                 break
     return texts

@@ -5,7 +5,7 @@ AutoTokenizer opens the folder without this package and without remote code. `tr
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,16 @@ def add_control_tokens(backend: Tokenizer, ids: Mapping[str, int]) -> None:
         backend.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in some])
     for name, number in ids.items():
         assert backend.token_to_id(name) == number, f"{name} is {backend.token_to_id(name)}, not {number}"
+
+
+def mark_control_tokens(backend: Tokenizer, names: Set[str]) -> None:
+    """Mark those of the names that the backend has as control tokens; their ids do not change."""
+    vocabulary = backend.get_vocab(with_added_tokens=True)
+    added = {token.content: token for token in backend.get_added_tokens_decoder().values()}
+    tokens = [added.get(name, AddedToken(name, normalized=False)) for name in sorted(vocabulary.keys() & names)]
+    for token in tokens:
+        token.special = True
+    backend.add_special_tokens(tokens)
 
 
 def reserved_name(number: int) -> str:

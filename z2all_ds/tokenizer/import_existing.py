@@ -21,24 +21,31 @@ from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.base.foreign_content import explain_content
 from z2all_ds.base.json_text import load_json
 from z2all_ds.base.storage.open_files import read_regular
+from z2all_ds.tokenizer.declared_tokens import (
+    CONFIG_FILE,
+    TOKENS_MAP_FILE,
+    declared_tokens,
+    read_roles,
+    read_settings,
+)
 from z2all_ds.tokenizer.folder import (
     add_control_tokens,
     check_writable,
     is_filled,
+    mark_control_tokens,
     read_recipe,
     reserved_name,
     write_folder,
 )
 from z2all_ds.tokenizer.special_tokens import SPECIAL_TOKENS
 from z2all_ds.tokenizer.spm import MODEL_FILE
-from z2all_ds.tokenizer.spm_model import differences, parse_spm_model, spm_to_backend
+from z2all_ds.tokenizer.spm_backend import differences, spm_to_backend
+from z2all_ds.tokenizer.spm_model import SPACE_MARK, parse_spm_model
 from z2all_ds.tokenizer.tokenization_z2all import (
-    CONFIG_FILE,
     TOKENIZER_FILE,
     Z2allTokenizer,
     load_tokenizer,
     parse_tokenizer_json,
-    read_roles,
 )
 
 PROBES = (
@@ -106,7 +113,9 @@ def import_tokenizer(
         return _report(out_dir, values)
     check_writable(out_dir)
 
-    backend = open_existing(path, data)
+    backend, declared = open_existing(path, data), declared_tokens(path.parent)
+    if not (as_is and _is_json(data)):  # else the new folder declares them as the old one does
+        mark_control_tokens(backend, declared | {name.replace(SPACE_MARK, " ") for name in declared})
     if as_is:
         return _write_as_is(backend, path, data, out_dir, recipe, eos, strict)
     with explain_content(DataError, f"tokenizer {path}", "does not work", _FORMATS):
@@ -117,7 +126,7 @@ def import_tokenizer(
         add_control_tokens(backend, ids)
         warnings += _losses(Z2allTokenizer(backend, "")) + _other_ids(path, data)
     _report_warnings(strict, path, warnings)
-    extra_files = {} if data.lstrip().startswith(b"{") else {MODEL_FILE: data}
+    extra_files = {} if _is_json(data) else {MODEL_FILE: data}
     values = {**recipe, "text_vocab_size": text_vocab_size, "warnings": warnings}
     write_folder(backend, out_dir, values, extra_files, safe_by_default)
     return _report(out_dir, values)
@@ -127,21 +136,21 @@ def _write_as_is(
     backend: Tokenizer, path: Path, data: bytes, out_dir: Path, recipe: Mapping[str, Any], eos: str, strict: bool
 ) -> ImportReport:
     """Write a folder with the same tokenizer.json and the files of its folder; only the end of documents may differ."""
-    config_file, template = path.with_name(CONFIG_FILE), path.with_name("chat_template.jinja")
-    tokenizer = Z2allTokenizer(backend, "", {**read_roles(path.parent), **({"eos_token": eos} if eos else {})})
+    template = path.with_name("chat_template.jinja")
+    roles = {**read_roles(path.parent), **({"eos_token": eos} if eos else {})}
+    tokenizer = Z2allTokenizer(backend, "", roles, declared_tokens(path.parent))
     if eos and tokenizer.roles["eos_token"] != eos:
         raise ConfigError(f"eos {eos!r}", "the tokenizer has no such token", "Name one that it has.")
     with explain_content(DataError, f"tokenizer {path}", "does not work", _FORMATS):
         warnings = _losses(tokenizer) + _other_ids(path, data)
     _report_warnings(strict, path, warnings)
-    is_json = data.lstrip().startswith(b"{")
+    is_json = _is_json(data)
     extra_files = {TOKENIZER_FILE: data} if is_json else {MODEL_FILE: data}
     if is_json and template.is_file():
         extra_files[template.name] = read_regular(template)
-    if is_json and config_file.is_file():
-        with explain_content(DataError, f"{config_file}", "is not valid", "Use a complete copy."):
-            config = {**load_json(read_regular(config_file)), **tokenizer.roles}
-        extra_files[CONFIG_FILE] = (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+    for name in (CONFIG_FILE, TOKENS_MAP_FILE) if is_json else ():
+        if config := read_settings(path.with_name(name)):
+            extra_files[name] = (json.dumps({**config, **tokenizer.roles}, indent=2) + "\n").encode()
     values = {**recipe, "text_vocab_size": tokenizer.size, "warnings": warnings}
     write_folder(backend, out_dir, values, extra_files, False, tokenizer.roles, chat_template=None)
     return _report(out_dir, values)
@@ -227,9 +236,14 @@ def place_special_tokens(vocabulary: Mapping[str, int], given: Mapping[str, int]
 def open_existing(path: Path, data: bytes) -> Tokenizer:
     """Return the tokenizer in a file, unchanged."""
     where = f"tokenizer {path}"
-    if not data.lstrip().startswith(b"{"):
+    if not _is_json(data):
         return spm_to_backend(parse_spm_model(data, where), where)
     return parse_tokenizer_json(data, where, _FORMATS)
+
+
+def _is_json(data: bytes) -> bool:
+    """Return whether a file is a tokenizer.json rather than a SentencePiece model."""
+    return data.lstrip().startswith(b"{")
 
 
 def _remove_additions(backend: Tokenizer) -> list[str]:
@@ -263,7 +277,7 @@ def _fill_gaps(backend: Tokenizer, path: Path) -> Tokenizer:
 
 def _other_ids(path: Path, data: bytes) -> list[str]:
     """Return a warning for each kind of text to which SentencePiece gives other ids."""
-    return [] if data.lstrip().startswith(b"{") else differences(parse_spm_model(data, f"tokenizer {path}"))
+    return [] if _is_json(data) else differences(parse_spm_model(data, f"tokenizer {path}"))
 
 
 def _losses(tokenizer: Z2allTokenizer) -> list[str]:

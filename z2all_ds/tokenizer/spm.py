@@ -13,7 +13,8 @@ from tokenizers import Tokenizer
 
 from z2all_ds.base.errors import DataError, MachineError
 from z2all_ds.tokenizer.bbpe import too_little_text
-from z2all_ds.tokenizer.spm_model import parse_spm_model, spm_to_backend
+from z2all_ds.tokenizer.spm_backend import spm_to_backend
+from z2all_ds.tokenizer.spm_model import parse_spm_model
 
 MODEL_FILE = "sentencepiece.model"
 SMALLEST_VOCABULARY = 257
@@ -71,7 +72,7 @@ def learn_spm(texts: Iterator[str], text_vocab_size: int) -> tuple[Tokenizer, by
     data = written.getvalue()
     model = parse_spm_model(data, "the trained model")
     assert len(model.pieces) == text_vocab_size
-    return spm_to_backend(model, "the trained model"), data
+    return spm_to_backend(model, "the trained model", keeps_space_mark=True), data
 
 
 def _explained(message: str, text_vocab_size: int) -> DataError:

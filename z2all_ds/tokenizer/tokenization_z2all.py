@@ -24,9 +24,12 @@ from z2all_ds.base.errors import DataError
 from z2all_ds.base.foreign_content import explain_content
 from z2all_ds.base.json_text import load_json
 from z2all_ds.base.storage.open_files import read_regular
-from z2all_ds.tokenizer.special_tokens import END_OF_TEXT, ROLES
+from z2all_ds.tokenizer.declared_tokens import CONFIG_FILE, declared_tokens, find_roles, read_roles
+from z2all_ds.tokenizer.special_tokens import END_OF_TEXT
 
-TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
+TOKENIZER_FILE = "tokenizer.json"
+_BYTE = re.compile("<0x[0-9A-F]{2}>")
+"""A byte that SentencePiece models write instead of an unknown character."""
 MAX_GROWTH = 1000
 """By which the replacements of a normalizer may lengthen a text. Usual ones keep its length, or add one character."""
 AllowedSpecial = Literal["all", "none_raise"] | Collection[str]
@@ -37,14 +40,21 @@ contains one."""
 class Z2allTokenizer:
     """Converts text to ids and back."""
 
-    def __init__(self, backend: Tokenizer, fingerprint: str, roles: Mapping[str, str] | None = None) -> None:
-        """Wrap a backend; `roles` are the names of its tokens by their keys in transformers (`eos_token`)."""
+    def __init__(
+        self,
+        backend: Tokenizer,
+        fingerprint: str,
+        roles: Mapping[str, str] | None = None,
+        declared: Collection[str] = (),
+    ) -> None:
+        """Wrap a backend; `roles` are the names of its tokens by their keys in transformers (`eos_token`), `declared`
+        further control tokens."""
         backend.encode_special_tokens = True
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
         self.fingerprint = fingerprint
-        """SHA-256 of tokenizer.json; a run stores it, as other merges give other data."""
+        """SHA-256 of tokenizer.json and what else decides about ids; a run stores it, as other ids are other data."""
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self.roles = find_roles(vocabulary, roles or {})
         """Names of the tokens that exist, by their keys in transformers."""
@@ -52,6 +62,10 @@ class Z2allTokenizer:
             token.content: number for number, token in backend.get_added_tokens_decoder().items() if token.special
         } | {name: vocabulary[name] for name in self.roles.values()}
         """Ids of all control tokens."""
+        unmarked = [name for name in sorted(declared) if name in vocabulary and name not in self.special_tokens]
+        self.special_tokens |= {name: vocabulary[name] for name in unmarked}
+        self.kept_from_text = reachable(backend, unmarked)
+        """Control tokens that text would make if the folder did not declare them."""
         self.size: int = max(vocabulary.values(), default=-1) + 1
         """Number of ids, including control tokens."""
         self._text_backend = text_only(backend, self.special_tokens)
@@ -175,13 +189,9 @@ class Z2allTokenizer:
 def text_only(backend: Tokenizer, control_tokens: Collection[str]) -> Tokenizer:
     """Return a backend with the same ids that gives no control token for any text; the same one if it never does.
 
-    `encode_special_tokens` is enough for tokens that are only added. Others are in the vocabulary of the model too,
-    where text can reach them (unigram models contain "</s>"), or are added without the mark of a control token. These
-    get names that no text can contain. A single character is text.
+    Tokens that text can reach get names that no text can contain.
     """
-    found = backend.get_added_tokens_decoder().values()
-    reachable = backend.get_vocab(with_added_tokens=False).keys() | {one.content for one in found if not one.special}
-    names = {name: secrets.token_hex(16) for name in control_tokens if len(name) > 1 and name in reachable}
+    names = {name: secrets.token_hex(16) for name in reachable(backend, control_tokens)}
     if not names:
         return backend
     rules: dict[str, Any] = json.loads(backend.to_str())
@@ -203,6 +213,17 @@ def text_only(backend: Tokenizer, control_tokens: Collection[str]) -> Tokenizer:
     return plain
 
 
+def reachable(backend: Tokenizer, control_tokens: Collection[str]) -> list[str]:
+    """Return the control tokens that text may make although the backend has `encode_special_tokens`.
+
+    That is enough for tokens that are only added. Others are in the vocabulary of the model too (unigram models contain
+    "</s>"), or are added without the mark of a control token. A single character is text, and so is a byte.
+    """
+    found = backend.get_added_tokens_decoder().values()
+    names = backend.get_vocab(with_added_tokens=False).keys() | {one.content for one in found if not one.special}
+    return [name for name in control_tokens if len(name) > 1 and name in names and not _BYTE.fullmatch(name)]
+
+
 def _any_of(names: Collection[str]) -> str:
     """Return a pattern that matches any name; the longest first, as one may be a prefix of another."""
     return "|".join(re.escape(name) for name in sorted(names, key=lambda name: (-len(name), name)))
@@ -217,32 +238,14 @@ def load_tokenizer(folder: str | Path) -> Z2allTokenizer:
         raise DataError(f"tokenizer {path}", f"{what}; a tokenizer folder has {TOKENIZER_FILE}", fix)
     data = read_regular(path)
     backend = parse_tokenizer_json(data, f"tokenizer {path}", fix)
-    tokenizer = Z2allTokenizer(backend, hashlib.sha256(data).hexdigest(), read_roles(path.parent))
+    tokenizer = Z2allTokenizer(backend, "", read_roles(path.parent), declared_tokens(path.parent))
     end = tokenizer.roles["eos_token"]
     if end != END_OF_TEXT:  # another end of documents is other data, too
-        tokenizer.fingerprint = hashlib.sha256(data + end.encode()).hexdigest()
+        data += end.encode()
+    if tokenizer.kept_from_text:  # so is text that became control tokens without their declaration
+        data += json.dumps(tokenizer.kept_from_text).encode()
+    tokenizer.fingerprint = hashlib.sha256(data).hexdigest()
     return tokenizer
-
-
-def read_roles(folder: Path) -> dict[str, str]:
-    """Return the tokens that a folder's tokenizer_config.json names; empty without one."""
-    try:
-        config = load_json(read_regular(folder / CONFIG_FILE))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise DataError(f"file {folder / CONFIG_FILE}", f"not readable ({error})", "Use a complete copy.") from None
-    named = {role: config.get(role) for role in ROLES} if isinstance(config, dict) else {}
-    texts = {role: one.get("content") if isinstance(one, dict) else one for role, one in named.items()}
-    return {role: text for role, text in texts.items() if isinstance(text, str)}
-
-
-def find_roles(vocabulary: Mapping[str, int], named: Mapping[str, str]) -> dict[str, str]:
-    """Return the token of each role: the named one, else that of this package, else SentencePiece's."""
-    usual = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    choices = {role: (named.get(role), own, usual.get(role)) for role, own in ROLES.items()}
-    found = {role: next((name for name in names if name in vocabulary), None) for role, names in choices.items()}
-    return {role: name for role, name in found.items() if name is not None}
 
 
 def parse_tokenizer_json(data: bytes, where: str, fix: str) -> Tokenizer:
