@@ -15,6 +15,7 @@ from z2all_ds.base.fault_records import (
     LOST_PEER,
     NODE_LOST,
     Fault,
+    cause_since,
     family_of,
     first_fault,
     forget_fault,
@@ -85,6 +86,17 @@ def test_a_record_that_cannot_be_written_raises_no_error(tmp_path: Path) -> None
     (tmp_path / "logs").write_text("a file where a folder should be")
     write_fault(RunFolder(tmp_path), fault("data"))
     assert read_faults(RunFolder(tmp_path)) == []
+
+
+@pytest.mark.parametrize("content", ["{}", "[1]", '{"kind": "data"', '{"kind": 1, "x": 2}'])
+def test_a_damaged_record_does_not_hide_the_others(tmp_path: Path, content: str) -> None:
+    folder = RunFolder(tmp_path)
+    write_fault(folder, fault("data", 2))
+    (folder.faults / "rank_0001.json").write_text(content)
+    os.mkfifo(folder.faults / "rank_0003.json")
+    assert read_faults(folder) == [fault("data", 2)]
+    assert cause_since(folder, 110.0) == fault("data", 2)
+    assert cause_since(folder, 170.0) is None  # of an earlier start
 
 
 def test_a_link_to_another_file_is_replaced(tmp_path: Path) -> None:

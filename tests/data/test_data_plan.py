@@ -1,6 +1,6 @@
 """Tests for lanes: every token appears once per epoch with both packers, and a lane resumes from any cursor."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
@@ -21,6 +21,7 @@ from z2all_ds.data.data_plan import DataPlan, Lane
 from z2all_ds.data.documents import DocumentSpan, mixture_sizes
 from z2all_ds.data.order import TokenOrder
 from z2all_ds.data.packing import SMALLEST_PART, Sample, padding_of
+from z2all_ds.data.state import merge_states
 
 
 def plan_of(corpus: Path, **spec: object) -> DataPlan:
@@ -194,6 +195,33 @@ def test_padding_does_not_accumulate_over_the_epochs(tmp_path: Path, stages: tup
             taken += piece.end - piece.start
         k += 1
     assert np.maximum(20 * sizes - read, 0).sum() / sizes.sum() < 0.01
+
+
+def test_a_change_of_the_stages_does_not_move_what_was_read(tmp_path: Path) -> None:
+    """Parts depend on the padding of past epochs, hence on the lengths that were in use then."""
+    lengths = [length % 41 for length in range(0, 6000, 7)]
+    corpus = write_corpus(tmp_path, {"web": lengths})
+    before = plan_of(corpus, sequence_length=64, packing="best_fit")
+    lanes = {number: lane_of(before, number) for number in range(12)}
+    read, total, k = Counter[int](), sum(lengths) + len(lengths), 0
+    while read.total() < 2.5 * total or k % 12:
+        for piece in with_pieces(lanes[k % 12], k, before)[1]:
+            read[piece.document_index] += piece.end - piece.start
+        k += 1
+    parts = [before.state_at(k, {number: lane.cursors()}) for number, lane in lanes.items()]
+    state = merge_states([*parts])
+    assert state["padding_lengths"] == {"web": [64, 64, 64]}
+    after, cursors = plan_of(corpus, sequence_length=16, packing="best_fit").resumed(state, range(12), True)
+    assert after.orders[0].cuts(2) == before.orders[0].cuts(2)  # type: ignore[attr-defined]
+    for number, cursor in cursors.items():
+        lane = Lane(after, number, cursor)
+        while (made := with_pieces(lane, k, after)[1])[0].epoch < 3:
+            for piece in made:
+                read[piece.document_index] += (piece.end - piece.start) * (piece.epoch < 3)
+    # Groups that began before the end of the epoch are the only ones that may be missing.
+    assert all(read[document] <= 3 * (length + 1) for document, length in enumerate(lengths))
+    assert read.total() > 2.99 * total
+    assert after.state_at(k, {0: [[*cursors[0][0]]]})["padding_lengths"]["web"][:3] == [64, 64, 64]
 
 
 @given(

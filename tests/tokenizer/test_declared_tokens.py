@@ -122,6 +122,55 @@ def test_a_folder_that_needs_no_change_keeps_its_fingerprint(tmp_path: Path) -> 
         assert load_tokenizer(folder).fingerprint == expected
 
 
+@pytest.mark.parametrize("kind", BACKENDS)
+def test_tokens_kept_from_text_change_the_fingerprint_whatever_declares_them(tmp_path: Path, kind: str) -> None:
+    undeclared = load_tokenizer(write_folder(tmp_path / "undeclared", BACKENDS[kind](), {}, {}))
+    found = set()
+    for number, keys in enumerate(
+        (["bos_token"], ["pad_token"], ["unk_token"], ["bos_token", "cls_token"], ["x_token"])
+    ):
+        folder = write_folder(tmp_path / str(number), BACKENDS[kind](), dict.fromkeys(keys, TOOL), {})
+        assert not makes(load_tokenizer(folder))
+        found.add(load_tokenizer(folder).fingerprint)
+    assert len(found) == 1 and undeclared.fingerprint not in found
+
+
+def test_a_role_that_frees_a_token_for_text_changes_the_fingerprint(tmp_path: Path) -> None:
+    backend = bpe(special=True)
+    backend.add_tokens([AddedToken("<s>")])  # without a named one, this is the begin of text
+    default = load_tokenizer(write_folder(tmp_path / "default", backend, {}, {}))
+    other = load_tokenizer(write_folder(tmp_path / "other", backend, {"bos_token": TOOL}, {}))
+    assert (makes(default, "<s>"), makes(other, "<s>")) == (False, True)
+    assert default.fingerprint != other.fingerprint
+
+
+def test_an_end_of_text_without_its_mark_keeps_its_fingerprint(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "theirs", bpe(), {"eos_token": TOOL}, {})
+    expected = hashlib.sha256((folder / "tokenizer.json").read_bytes() + TOOL.encode()).hexdigest()
+    assert load_tokenizer(folder).fingerprint == expected
+
+
+def test_a_declared_token_of_merges_with_a_prefix_is_kept_from_text(tmp_path: Path) -> None:
+    vocabulary = {"a": 0, "##b": 1, "ab": 2, "##c": 3, "abc": 4, "</s>": 5}
+    merges = [("a", "##b"), ("ab", "##c")]
+    backend = Tokenizer(models.BPE(vocabulary, merges, continuing_subword_prefix="##"))
+    backend.add_special_tokens(["</s>"])
+    assert load_tokenizer(write_folder(tmp_path / "plain", backend, {}, {})).encode("ab") == [2]
+    folder = write_folder(tmp_path / "theirs", backend, {"cls_token": "ab"}, {})
+    assert load_tokenizer(folder).encode_batch(["ab", "abc"]) == [[0, 1], [0, 1, 3]]
+
+
+def test_whatever_a_broken_folder_raises_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise Exception("Token `ab` out of vocabulary")  # as `tokenizers` does
+
+    folder = write_folder(tmp_path / "theirs", bpe(), {}, {})
+    monkeypatch.setattr("z2all_ds.tokenizer.tokenization_z2all.text_only", broken)
+    for open_folder in (load_tokenizer, lambda folder: import_tokenizer(folder, tmp_path / "out", as_is=True)):
+        with pytest.raises(DataError, match=r"tokenizer\.json: does not work \(Token `ab` out of vocabulary\)"):
+            open_folder(folder)
+
+
 def test_a_folder_as_transformers_saves_it_declares_its_tokens(tmp_path: Path) -> None:
     opened = PreTrainedTokenizerFast(tokenizer_object=bpe(), eos_token="</s>", extra_special_tokens=[TOOL])
     opened.save_pretrained(str(tmp_path))
@@ -157,6 +206,17 @@ def test_a_declared_byte_is_still_text(tmp_path: Path) -> None:
     backend = Tokenizer(models.Unigram(vocabulary, unk_id=0, byte_fallback=True))
     folder = write_folder(tmp_path / "bytes", backend, {"additional_special_tokens": ["<0x0A>"]}, {})
     assert load_tokenizer(folder).encode("a\n") == [2, 3 + 10]
+    control = control_ids(open_plain(folder))
+    assert (1 in control, 3 + 10 in control) == (True, False)
+
+
+def test_the_name_of_a_byte_is_a_control_token_of_models_without_bytes(tmp_path: Path) -> None:
+    backend = bpe()
+    backend.add_tokens([AddedToken("<0x0A>")])
+    folder = write_folder(tmp_path / "theirs", backend, {"additional_special_tokens": ["<0x0A>"]}, {})
+    assert not makes(load_tokenizer(folder), "<0x0A>")
+    assert load_tokenizer(folder).special_id("<0x0A>") in control_ids(open_plain(folder))
+    assert text_ids(open_plain(folder), "a<0x0A>") == load_tokenizer(folder).encode("a<0x0A>")
 
 
 @pytest.mark.parametrize("declared", DECLARATIONS)
@@ -180,6 +240,21 @@ def test_another_end_of_documents_replaces_that_of_both_files(tmp_path: Path) ->
     import_tokenizer(folder, tmp_path / "out", eos=TOOL)
     assert open_plain(tmp_path / "out").eos_token == TOOL
     assert load_tokenizer(tmp_path / "out").roles["eos_token"] == TOOL
+
+
+@pytest.mark.parametrize("file", ["config", "map"])
+def test_a_replaced_end_of_documents_is_not_made_by_text(tmp_path: Path, file: str) -> None:
+    backend = bpe()
+    backend.add_tokens([AddedToken("<end>")])
+    settings = {"eos_token": {**OBJECT, "content": "<end>"}, "additional_special_tokens": [TOOL]}
+    config, tokens_map = (settings, {}) if file == "config" else ({"eos_token": "<end>"}, settings)
+    import_tokenizer(write_folder(tmp_path / "theirs", backend, config, tokens_map), tmp_path / "out", eos="</s>")
+    ours, plain = load_tokenizer(tmp_path / "out"), open_plain(tmp_path / "out")
+    assert (ours.roles["eos_token"], plain.eos_token) == ("</s>", "</s>")
+    for token in ("<end>", TOOL):
+        assert not makes(ours, token)
+        assert ours.special_id(token) in control_ids(plain)
+    assert text_ids(plain, "a<end>") == ours.encode("a<end>")
 
 
 @pytest.mark.parametrize("as_is", [False, True])

@@ -197,6 +197,17 @@ def test_imported_sentencepiece_models_keep_their_ids(tmp_path: Path, kind: str)
         ours.encode_bytes(b"a")
 
 
+def test_a_folder_of_an_earlier_conversion_is_not_reused(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(other_model())
+    report = import_tokenizer(tmp_path / "tokenizer.model", tmp_path / "out")
+    assert import_tokenizer(tmp_path / "tokenizer.model", tmp_path / "out") == report
+    recipe = json.loads((tmp_path / "out" / "training.json").read_text("utf-8"))
+    del recipe["conversion"]  # as version 1 wrote it, which gave other ids
+    (tmp_path / "out" / "training.json").write_text(json.dumps(recipe), "utf-8")
+    with pytest.raises(ConfigError, match="something else"):
+        import_tokenizer(tmp_path / "tokenizer.model", tmp_path / "out")
+
+
 def test_files_that_are_not_tokenizers_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("{}")
     (tmp_path / "folder").mkdir()

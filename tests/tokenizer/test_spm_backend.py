@@ -233,10 +233,22 @@ def test_a_user_defined_piece_is_not_composed_with_a_mark_after_it() -> None:
 
 
 def test_a_user_defined_piece_that_the_rules_remove_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
-    model = parse_spm_model(other_model(model_type="bpe", user_defined_symbols=["<x>", "  "]), "")
+    model = parse_spm_model(other_model(model_type="bpe", user_defined_symbols=["<x>", "\u2581\u2581"]), "")
     with pytest.raises(DataError, match=r"tokenizer x\.model: its rules remove the user-defined piece '  ' from texts"):
         spm_to_backend(model, "tokenizer x.model")
     assert "panicked" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_a_user_defined_piece_with_a_literal_space_is_in_no_text(kind: str) -> None:
+    """SentencePiece searches for pieces after writing spaces as U+2581. Its rules still do not change the piece."""
+    data = other_model(model_type=kind, user_defined_symbols=["THE cat"], normalization_rule_name="nfkc_cf")
+    truth, model = sentencepiece.SentencePieceProcessor(model_proto=data), parse_spm_model(data, "")
+    backend, piece = spm_to_backend(model, ""), [piece.text for piece in model.pieces].index("THE cat")
+    for text in ("THE cat", "the cat", "a THE cat THE cat THE", "aTHE catsat", "THE\u2581cat"):
+        assert backend.encode(text, add_special_tokens=False).ids == truth.encode(text), text
+        assert piece not in truth.encode(text)
+    assert backend.get_vocab_size() == truth.vocab_size()
 
 
 def test_damaged_rules_are_refused() -> None:

@@ -93,7 +93,7 @@ def test_starting_a_finished_run_again_does_not_change_its_goodput() -> None:
 
 def test_failed_attempts_to_start_a_run_are_not_part_of_its_wall_time() -> None:
     """They happen a day before its first start, or a day after its last stop."""
-    failed = [event(10.0, "fault"), event(10.1, "failed", step=0), event(20.0, "failed", step=0)]
+    failed = [event(10.0, "fault"), event(10.1, "failed", step=0), event(20.0, "failed", step=0), event(21.0, "fault")]
     assert goodput(failed, []) == Goodput(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
     assert goodput([*failed, *EVENTS], METRICS) == goodput(EVENTS, METRICS)
     stopped = [*EVENTS, event(146.5, "stopped", step=4)]

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.processes import ended
-from z2all_ds.base import run_folder
 from z2all_ds.base.errors import ConfigError, DataError
+from z2all_ds.base.fault_records import LAUNCH_VARIABLE, name_launch
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.track.writer import (
     NO_END,
@@ -104,6 +104,7 @@ def test_a_killed_run_loses_no_record(tmp_path: Path) -> None:
 WRITE_WITH_A_LIMIT = """
 import json, resource, sys
 from pathlib import Path
+from z2all_ds.base.fault_records import LAUNCH_VARIABLE, name_launch
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.track.writer import RunWriter
 
@@ -292,12 +293,21 @@ def test_a_failure_that_cannot_be_recorded_is_one_line(tmp_path: Path, capsys: p
     assert line.startswith("the failure is not recorded: ") and "events.jsonl: is a link" in line
 
 
-def test_a_failed_launch_leaves_the_run_of_another_job_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_folder, "LOCK_PATIENCE_SECONDS", 0.0)
-    folder = RunFolder(tmp_path)
+@pytest.mark.parametrize("job", ["waits", "has started", "has started under our name"])
+def test_a_failed_launch_leaves_the_run_of_another_job_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str
+) -> None:
+    monkeypatch.setattr("z2all_ds.track.writer.SILENT_SECONDS", 0.0)
+    monkeypatch.setenv(LAUNCH_VARIABLE, "")  # restored afterwards
+    folder, ours = RunFolder(tmp_path), name_launch()
+    name_launch()  # of the next try
     lock = folder.acquire_lock()
+    if job != "waits":
+        writer = RunWriter(folder)
+        writer.event("started", step=3, **({"launch": ours} if "our" in job else {}))
+        writer.close()
     record_failed_launch(folder, "refused", 0)
-    assert not folder.events.exists()
+    assert (last_outcome(folder) == "failed") is ("our" in job)  # the process of a lost node may hold the lock for long
     os.close(lock)
     record_failed_launch(folder, "refused", 0)
     assert last_outcome(folder) == "failed"

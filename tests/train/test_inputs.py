@@ -119,3 +119,15 @@ def test_skipped_ranges_of_a_resumed_run_are_checked_from_its_checkpoint_on(
     check_data(run, 2, is_new=False)
     with pytest.raises(ConfigError, match=r"skip=\[21, 27\)"):
         check_data(run, 2)
+
+
+def test_tokens_are_counted_for_a_new_run_only(small_corpus: Path, small_tokenizer: Path, tmp_path: Path) -> None:
+    """The state of a continued run decides about its order; the doctor starts no run."""
+    corpus = shutil.copytree(small_corpus, tmp_path / "corpus", ignore=shutil.ignore_patterns("*.token-counts"))
+    run, beats = load_run_config(None, run_arguments(tmp_path / "run", corpus, small_tokenizer)), list[int]()
+    assert not check_data(run, 1).counted
+    assert not check_data(run, 1, is_new=False, beat=lambda: beats.append(1)).counted
+    assert not list(corpus.glob(".*.token-counts")) and not beats
+    data = check_data(run, 1, beat=lambda: beats.append(1))
+    assert data.counted == data.documents.domains.keys()
+    assert len(list(corpus.glob(".*.token-counts"))) == len(data.counted) <= len(beats)

@@ -24,9 +24,10 @@ def test_the_start_shows_parameters_tokens_per_step_and_epochs(
     tmp_path: Path, small_corpus: Path, small_tokenizer: Path
 ) -> None:
     run = load_run_config(None, run_arguments(tmp_path / "run", small_corpus, small_tokenizer))
-    data = check_data(run, 2)
+    data = check_data(run, 2, beat=lambda: None)
+    assert data.counted == data.documents.domains.keys()
     shares = {"code": 0.5, "zh": 0.5}
-    sizes = {name: tokens_of(one, data.tokenizer, name in shares) for name, one in data.documents.domains.items()}
+    sizes = {name: tokens_of(one, data.tokenizer, name in data.counted) for name, one in data.documents.domains.items()}
     folder, model, step, corpus = start_lines(run, 2, run_stages(run), [shares], data)
     assert folder == f"run folder {tmp_path / 'run'}"
     assert model.startswith("model: ") and model.endswith(" parameters")
@@ -42,18 +43,14 @@ def test_numbers_of_epochs_have_no_exponent(tmp_path: Path, small_corpus: Path, 
     assert re.fullmatch(r"code \d,\d{3}", corpus.rpartition(": ")[2])
 
 
-def test_the_tokens_of_small_and_of_tokenized_corpora_are_counted(
-    tmp_path: Path, small_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_tokens_of_small_and_of_tokenized_corpora_are_counted(tmp_path: Path, small_tokenizer: Path) -> None:
     corpus = uneven_corpus(tmp_path / "corpus")
     run = load_run_config(None, run_arguments(tmp_path / "run", corpus, small_tokenizer))
-    tokenizer, documents, _ = check_data(run, 1)
+    tokenizer, documents, *_ = check_data(run, 1)
     (domain,) = documents.domains.values()
     exact = int(domain.token_counts().sum())
     assert tokens_of(domain, tokenizer, is_counted=True) == exact
     assert tokens_of(domain, tokenizer, is_counted=False) == estimated_tokens(domain, tokenizer)
-    monkeypatch.setattr("z2all_ds.train.summary.COUNTED_BYTES", 1000)
-    assert tokens_of(domain, tokenizer, is_counted=True) == estimated_tokens(domain, tokenizer)
     tokenize_corpus(corpus, small_tokenizer, tmp_path / "tokens", workers=1)
     (tokens,) = open_documents(tmp_path / "tokens", tokenizer).domains.values()
     assert tokens_of(tokens, tokenizer, is_counted=True) == exact
@@ -64,7 +61,7 @@ def test_the_estimate_of_a_domain_is_near_its_tokens_if_its_first_document_is_lo
     tmp_path: Path, small_tokenizer: Path, has_text_bytes: bool
 ) -> None:
     run = load_run_config(None, run_arguments(tmp_path / "run", uneven_corpus(tmp_path / "c"), small_tokenizer))
-    tokenizer, documents, _ = check_data(run, 1)
+    tokenizer, documents, *_ = check_data(run, 1)
     (domain,) = documents.domains.values()
     exact, long = int(domain.token_counts().sum()), int(domain.token_counts()[0])
     if has_text_bytes:

@@ -22,13 +22,18 @@ from z2all_ds.base.atomic import open_new
 from z2all_ds.base.errors import MachineError, NotSaved, Z2allError
 from z2all_ds.base.json_text import load_json
 from z2all_ds.base.run_folder import RunFolder
+from z2all_ds.base.storage.open_files import read_regular
 
 KILLED, HANG, OUT_OF_MEMORY, LOST_PEER, BUG = "killed", "hang", "out_of_memory", "lost_peer", "bug"
 NODE_LOST = "node_lost"
 FAULT_VARIABLE = "Z2ALL_FAULT_AT"
 """time.time() of the last step before the fault that this launch recovers from."""
+START_DIFFERENCE_SECONDS = 20.0
+"""Between the first and the last rank of a start; older faults are of earlier starts."""
 LAUNCH_VARIABLE = "Z2ALL_LAUNCH"
 """Name of the launch, for its ranks and watchdogs."""
+LAUNCHES: list[str] = []
+"""Names of all launches of this process."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +60,9 @@ OUR_NAMES = re.compile(r"rank_\d+(_[0-9a-f]+)?(\.json|\.part)?", re.ASCII)
 
 def name_launch() -> str:
     """Return a new name for the launch of this process, which its children inherit."""
-    os.environ[LAUNCH_VARIABLE] = secrets.token_hex(8)
-    return os.environ[LAUNCH_VARIABLE]
+    name = os.environ[LAUNCH_VARIABLE] = secrets.token_hex(8)
+    LAUNCHES.append(name)
+    return name
 
 
 def family_of(error: Z2allError) -> str:
@@ -102,7 +108,8 @@ def forget_faults(folder: RunFolder) -> None:
 
 def read_faults(folder: RunFolder) -> list[Fault]:
     ours = re.compile(rf"rank_\d+{re.escape(_suffix())}", re.ASCII)
-    return [_read(path) for path in sorted(folder.faults.glob("rank_*")) if ours.fullmatch(path.name)]
+    found = [_read(path) for path in sorted(folder.faults.glob("rank_*")) if ours.fullmatch(path.name)]
+    return [fault for fault in found if fault is not None]
 
 
 def _path(folder: RunFolder, rank: int) -> Path:
@@ -114,8 +121,18 @@ def _suffix() -> str:
     return f"_{launch}.json" if launch else ".json"
 
 
-def _read(path: Path) -> Fault:
-    return Fault(**load_json(path.read_text(encoding="utf-8")))
+def _read(path: Path) -> Fault | None:
+    """Return a record, None if it is damaged: that must not hide the fault of the others."""
+    with suppress(OSError, ValueError, TypeError):
+        fault = Fault(**load_json(read_regular(path)))
+        return fault if isinstance(fault.line, str) and isinstance(fault.time_unix, float) else None
+    return None
+
+
+def cause_since(folder: RunFolder, began_unix: float) -> Fault | None:
+    """Return the root cause among the faults of ranks that were started at about this time."""
+    since = began_unix - START_DIFFERENCE_SECONDS
+    return first_fault(fault for fault in read_faults(folder) if fault.time_unix >= since)
 
 
 def first_fault(faults: Iterable[Fault]) -> Fault | None:

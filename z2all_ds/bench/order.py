@@ -31,9 +31,7 @@ def bench_order(
 ) -> Report:
     """Measure each domain on its own, with each length of samples and each packing."""
     require_known("packing", packing, PACKING_MODES)
-    for number in (*epochs, *lengths):
-        require_at_least(1, number=number)
-    require_at_least(1, lanes=num_lanes)
+    require_at_least(1, epochs=min(epochs), length=min(lengths), lanes=num_lanes)
     loaded = load_tokenizer(tokenizer)
     documents = open_documents(corpus, loaded)
     cases = list(product(documents.domains, packing or PACKING_MODES, lengths))

@@ -24,6 +24,7 @@ from z2all_ds.data.documents import Documents, DocumentSpan, Domain, LaneDocumen
 from z2all_ds.data.order import DomainOrder, EvenOrder, TokenOrder, documents_per_block
 from z2all_ds.data.packing import (
     PACKING_MODES,
+    SMALLEST_PART,
     BestFitPacker,
     CutPacker,
     LaneState,
@@ -140,10 +141,15 @@ class DataPlan:
 
     def prepare(self, beat: Beat = lambda: None) -> None:
         """Do what the first sample would do, such as counting tokens."""
-        for domain, order in zip(self.domains, self.orders, strict=True):
-            if order.kind == TokenOrder.kind:
-                domain.token_counts(beat)
+        for domain in self.counted():
+            domain.token_counts(beat)
+        for order in self.orders:
             order.prepare()
+
+    def counted(self) -> list[Domain]:
+        """Return the domains of text whose tokens `prepare` counts."""
+        pairs = zip(self.domains, self.orders, strict=True)
+        return [domain for domain, order in pairs if order.kind == TokenOrder.kind and domain.num_tokens is None]
 
     def describe_shares(self) -> list[str]:
         """Return a line per stage that reads several domains: their shares of the tokens."""
@@ -186,8 +192,20 @@ class DataPlan:
             "sizes": dict(self.sizes),
             "longest_sample": self.longest_sample,
             "begin_of_text": self.begin_id is not None,
+            "padding_lengths": self._padding_lengths(lanes),
             "lanes": {str(lane): [list(cursor) for cursor in state] for lane, state in lanes.items()},
         }
+
+    def _padding_lengths(self, lanes: Mapping[int, LaneState]) -> dict[str, list[int]]:
+        """Return for each domain with known padding the length of samples in the epochs that these lanes have begun."""
+        found = {}
+        for number, order in enumerate(self.orders):
+            if isinstance(order, TokenOrder) and isinstance(order.padding, BestFitPadding):
+                last = max((cursors[number][0] // order.num_blocks for cursors in lanes.values() if cursors), default=0)
+                found[order.domain] = [
+                    order.padding.length(epoch, epoch and epoch * order.tokens_per_epoch) for epoch in range(last + 1)
+                ]
+        return found
 
     def resumed(
         self, state: StreamState, lanes: Sequence[int], allow_data_change: bool = False
@@ -204,9 +222,12 @@ class DataPlan:
         skip = [*ahead, *((first, end) for first, end in state.get("skip", ()))]
         sizes, longest = self._sizes_of(state), max(1, int(state.get("longest_sample", self.longest_sample)))
         schedule = Schedule(self.spec.stages, skip, sizes, self.spec.num_lanes, self.spec.seed)
-        orders = [
-            domain_order(domain, self.spec, schedule, longest, _saved_kind(state, domain)) for domain in self.domains
-        ]
+        lengths = state.get("padding_lengths", {})
+        orders = []
+        for domain in self.domains:
+            kind = _saved_kind(state, domain)
+            saved = lengths.get(domain.name, ()) if kind else ()
+            orders.append(domain_order(domain, self.spec, schedule, longest, kind, saved))
         plan = replace(self, schedule=schedule, orders=orders, sizes=sizes, longest_sample=longest)
         here = plan.state_at(position, {lane: [] for lane in lanes})
         return plan, resumed_lanes(state, here, allow_data_change)
@@ -229,8 +250,34 @@ def _saved_kind(state: StreamState, domain: Domain) -> str | None:
     return kind if identity == [domain.num_documents, domain.fingerprint[:16]] else None
 
 
+@dataclass(frozen=True)
+class BestFitPadding:
+    """The padding of a domain with the length of samples that was in use when each epoch began."""
+
+    schedule: Schedule
+    domain: str
+    lengths: Sequence[int]
+    """Of the epochs that had begun when the run was continued; the stages may have changed since."""
+
+    def length(self, epoch: int, tokens_before: int) -> int:
+        return (
+            self.lengths[epoch] if epoch < len(self.lengths) else self.schedule.length_after(self.domain, tokens_before)
+        )
+
+    def of_parts(self, epoch: int, tokens_before: int, parts: list[npt.NDArray[np.int64]]) -> list[int]:
+        length = self.length(epoch, tokens_before)
+        if min(int(part.sum()) for part in parts) < SMALLEST_PART * length:
+            return [0] * len(parts)  # they share groups with the next epoch, so their padding is not known
+        return [padding_of(part, length) for part in parts]
+
+
 def domain_order(
-    domain: Domain, spec: StreamSpec, schedule: Schedule, longest_sample: int, kind: str | None = None
+    domain: Domain,
+    spec: StreamSpec,
+    schedule: Schedule,
+    longest_sample: int,
+    kind: str | None = None,
+    padding_lengths: Sequence[int] = (),
 ) -> DomainOrder:
     """Return the order of a domain: of the given kind if its documents allow that, otherwise of the best kind."""
     block_size = documents_per_block(domain.num_documents, domain.num_bytes, spec.num_lanes)
@@ -239,7 +286,7 @@ def domain_order(
     split_unit = 1 if spec.packing == "cut" else longest_sample
     if kind == TokenOrder.kind:
         has_padding = spec.packing == "best_fit" and domain.num_documents <= PADDED_DOCUMENTS
-        padding = partial(_padding_of_parts, schedule, domain.name) if has_padding else None
+        padding = BestFitPadding(schedule, domain.name, padding_lengths) if has_padding else None
         return TokenOrder(*values, partial(_token_sizes, domain, bool(spec.begin_of_text)), split_unit, padding)
     if kind == EvenOrder.kind and domain.has_sizes:
         return EvenOrder(*values, domain.document_sizes, split_unit)
@@ -248,13 +295,6 @@ def domain_order(
 
 def _token_sizes(domain: Domain, begin_of_text: bool) -> npt.NDArray[np.integer[Any]]:
     return domain.token_counts() + begin_of_text
-
-
-def _padding_of_parts(
-    schedule: Schedule, domain: str, tokens_before: int, parts: list[npt.NDArray[np.int64]]
-) -> list[int]:
-    length = schedule.length_after(domain, tokens_before)
-    return [padding_of(part, length) for part in parts]
 
 
 def _best_kind(domain: Domain, spec: StreamSpec) -> str:

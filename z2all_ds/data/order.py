@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +46,14 @@ _MASK_64 = (1 << 64) - 1
 _STRIDE = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: hashes of neighbours begin far apart
 
 
+class EpochPadding(Protocol):
+    """Computes the padding of samples from the sizes of documents."""
+
+    def of_parts(self, epoch: int, tokens_before: int, parts: list[npt.NDArray[np.int64]]) -> list[int]:
+        """Return the padding in the part of each lane, from the sizes of its documents."""
+        ...
+
+
 @dataclass(frozen=True)
 class BlockRange:
     """Documents `first` to `end` - 1 of a domain, as one block of an epoch (from 0)."""
@@ -64,8 +72,6 @@ class Used(NamedTuple):
     """Tokens of the group of documents that begins with it, without those before the lane's part."""
 
 
-PaddingOfParts = Callable[[int, list[npt.NDArray[np.int64]]], list[int]]
-"""(tokens in the epochs before, sizes of the documents in the part of each lane) -> padding of each part."""
 Cut = tuple[int, int, int]
 """A place in an epoch: position of the block, document in the order of the block, size of that document before it."""
 
@@ -294,8 +300,8 @@ class TokenOrder(EvenOrder):
 
     kind: ClassVar[str] = "tokens"
     counts_tokens: ClassVar[bool] = True
-    padding_of_parts: PaddingOfParts | None = None
-    """Returns the padding of the samples of each lane; None if there is none, or if it would take too long."""
+    padding: EpochPadding | None = None
+    """None if there is none, or if computing it would take too long."""
 
     def part(self, document: int, begin: int, end: int, num_tokens: int) -> tuple[int, int]:
         return begin, end or num_tokens
@@ -305,13 +311,17 @@ class TokenOrder(EvenOrder):
         return below, min(below + self.split_unit, size)
 
     def _padding_before(self, epoch: int) -> Sequence[int]:
-        while self.padding_of_parts and len(self._padding) <= epoch:
+        while self.padding and len(self._padding) <= epoch:
             last = len(self._padding) - 1
-            of_parts = self.padding_of_parts(last * int(self._sizes.sum()), self._parts(last))
+            of_parts = self.padding.of_parts(last, last * self.tokens_per_epoch, self._parts(last))
             self._padding.append(
                 [before + now for before, now in zip(self._padding[last], accumulate(of_parts, initial=0), strict=True)]
             )
-        return self._padding[epoch] if self.padding_of_parts else super()._padding_before(epoch)
+        return self._padding[epoch] if self.padding else super()._padding_before(epoch)
+
+    @cached_property
+    def tokens_per_epoch(self) -> int:
+        return int(self._sizes.sum())
 
     def _parts(self, epoch: int) -> list[npt.NDArray[np.int64]]:
         """Return the sizes of the documents, or of what is read of them, in the part of each lane."""

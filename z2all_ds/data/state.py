@@ -45,6 +45,8 @@ class StreamState(TypedDict):
     """Sequence length of the longest stage when the run began."""
     begin_of_text: NotRequired[bool]
     """A begin-of-text token is before every document."""
+    padding_lengths: NotRequired[dict[str, list[int]]]
+    """Length of samples at the beginning of each epoch so far, of domains whose order depends on it."""
     lanes: dict[str, LaneState]
     """Cursors by lane number (a string, as in JSON), in the order of `domains`."""
 
@@ -71,6 +73,8 @@ def merge_states(rank_states: Sequence[StreamState]) -> StreamState:
     check_lanes_present(lanes, range(first["num_lanes"]))
     merged = first.copy()
     merged["lanes"] = {lane: lanes[lane] for lane in sorted(lanes, key=int)}
+    lengths = [state.get("padding_lengths", {}) for state in rank_states]  # some ranks have begun fewer epochs
+    merged["padding_lengths"] = {name: max((one[name] for one in lengths), key=len) for name in lengths[0]}
     return merged
 
 

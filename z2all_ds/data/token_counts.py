@@ -5,21 +5,20 @@ corpus folder cannot be written, the counts are stored in a temporary folder of 
 counts, with a thread per core, while the others wait for its result.
 """
 
-import fcntl
 import hashlib
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 
 import numpy as np
 import numpy.typing as npt
 
-from z2all_ds.base.console import progress
+from z2all_ds.base.console import progress, say
 from z2all_ds.base.machine import private_temp_dir, usable_cores
-from z2all_ds.base.run_folder import open_lock_file
+from z2all_ds.base.run_folder import SILENT_SECONDS, open_lock_file, wait_for_lock
 from z2all_ds.base.storage import Folder, open_folder
 from z2all_ds.corpus.reading.readers import DomainReader
 from z2all_ds.tokenizer.sampling import all_texts, text_batches
@@ -30,7 +29,10 @@ Beat = Callable[[], object]
 """Called while the work goes on, so that a watchdog sees it."""
 
 SHOW_PROGRESS_ABOVE_BYTES = 8 << 20
-POLL_SECONDS = 0.2
+WAIT_SECONDS = 3600.0
+"""For another process that counts the same; it may have been stopped. Two that count do no harm."""
+BATCH_CHARACTERS, MOST_CHARACTERS = 1 << 18, 1 << 24
+"""Of one call of the tokenizer, and of all calls at a time: while it works, a text takes about 150 times its size."""
 _DTYPE = np.dtype("<u4")
 _DIGEST_BYTES = 16
 
@@ -44,8 +46,12 @@ def token_counts(
     stored = _load(places, name, reader.num_documents)
     if stored is not None:
         return stored
-    own_folder.mkdir(exist_ok=True)
-    with _turn(open_lock_file(own_folder / f"{name}.lock"), beat):
+    with ExitStack() as held:
+        with suppress(OSError):  # without a lock, every process counts for itself
+            own_folder.mkdir(exist_ok=True)
+            lock = open_lock_file(own_folder / f"{name}.lock")
+            held.callback(os.close, lock)
+            _wait(lock, f"the tokens of {reader.name}", beat)
         stored = _load(places, name, reader.num_documents)
         return _count_and_store(reader, encode_batch, places, name, beat) if stored is None else stored
 
@@ -55,19 +61,14 @@ def counts_name(reader: DomainReader, tokenizer_fingerprint: str) -> str:
     return f".{key}.token-counts"
 
 
-@contextmanager
-def _turn(lock: int, beat: Beat) -> Iterator[None]:
-    """Wait until no other process of this machine counts the same, and keep others waiting."""
-    try:
-        while True:
-            with suppress(BlockingIOError):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            beat()
-            time.sleep(POLL_SECONDS)
-        yield
-    finally:
-        os.close(lock)
+def _wait(lock: int, what: str, beat: Beat) -> None:
+    """Wait until no other process of this machine counts the same."""
+    deadline, is_told = time.monotonic() + WAIT_SECONDS, False
+    while not wait_for_lock(lock, SILENT_SECONDS) and time.monotonic() < deadline:
+        beat()
+        if not is_told:
+            say(f"waiting for another process that counts {what}")
+            is_told = True
 
 
 def _count_and_store(
@@ -99,7 +100,7 @@ def _count(reader: DomainReader, encode_batch: EncodeBatch, beat: Beat) -> Count
     shown = progress(f"counting tokens of {reader.name}", reader.num_documents, "documents")
     counts = list[Counts]()
     with shown if is_large else nullcontext() as advance:
-        for counted in _counted(text_batches(all_texts(reader)), encode_batch):
+        for counted in _counted(text_batches(all_texts(reader), BATCH_CHARACTERS), encode_batch):
             counts.append(counted)
             beat()
             if advance:
@@ -114,14 +115,18 @@ def _counted(batches: Iterable[list[str]], encode_batch: EncodeBatch) -> Iterato
     def count(texts: list[str]) -> Counts:
         return np.array([len(ids) + 1 for ids in encode_batch(texts)], _DTYPE)
 
-    cores, waiting = usable_cores(), deque[Future[Counts]]()
+    cores, waiting, characters = usable_cores(), deque[tuple[Future[Counts], int]](), 0
     with ThreadPoolExecutor(cores) as threads:
         for texts in batches:
-            waiting.append(threads.submit(count, texts))
-            if len(waiting) > cores:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+            size = sum(map(len, texts))
+            while waiting and (len(waiting) > cores or characters + size > MOST_CHARACTERS):
+                done, taken = waiting.popleft()
+                characters -= taken
+                yield done.result()
+            waiting.append((threads.submit(count, texts), size))
+            characters += size
+        for done, _ in waiting:
+            yield done.result()
 
 
 def _digest(data: bytes) -> bytes:

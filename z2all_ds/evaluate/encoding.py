@@ -12,15 +12,19 @@ from typing import Any
 
 from z2all_ds.base.errors import ConfigError
 from z2all_ds.tokenizer.declared_tokens import declared_tokens
-from z2all_ds.tokenizer.tokenization_z2all import text_only
+from z2all_ds.tokenizer.tokenization_z2all import text_only, without_bytes
 
 
 def control_ids(tokenizer: Any) -> set[int]:
-    """Return the ids of all control tokens, without that of unknown text."""
+    """Return the ids of all control tokens, without those of unknown text and of bytes."""
     added = tokenizer.added_tokens_decoder.items()
     ids = {number for number, token in added if token.special} | set(tokenizer.all_special_ids)
     ids |= set(tokenizer.convert_tokens_to_ids(_declared(str(tokenizer.name_or_path))))
-    return ids - {tokenizer.unk_token_id, None}
+    ids -= {tokenizer.unk_token_id, None}
+    if not tokenizer.is_fast:
+        return ids
+    names = tokenizer.convert_ids_to_tokens(sorted(ids))
+    return set(tokenizer.convert_tokens_to_ids(without_bytes(tokenizer.backend_tokenizer, names)))
 
 
 @lru_cache

@@ -4,7 +4,7 @@ transformers reads them from tokenizer_config.json and special_tokens_map.json. 
 added_tokens.json has ids only and declares nothing as special.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,26 @@ from z2all_ds.corpus.schema import has_lone_surrogate
 from z2all_ds.tokenizer.special_tokens import ROLES
 
 CONFIG_FILE, TOKENS_MAP_FILE = "tokenizer_config.json", "special_tokens_map.json"
-_COLLECTIONS = ("additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens")
+_ADDITIONAL = "additional_special_tokens"
+_COLLECTIONS = (_ADDITIONAL, "extra_special_tokens", "model_specific_special_tokens")
 
 
 def read_roles(folder: Path) -> dict[str, str]:
     """Return the tokens that a folder's tokenizer_config.json names; empty without one."""
-    config = read_settings(folder / CONFIG_FILE)
-    texts = {role: _text(config.get(role)) for role in ROLES}
+    return roles_in(read_settings(folder / CONFIG_FILE))
+
+
+def roles_in(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the tokens that the content of such a file names."""
+    texts = {role: _text(settings.get(role)) for role in ROLES}
     return {role: text for role, text in texts.items() if text is not None}
+
+
+def with_roles(settings: Mapping[str, Any], roles: Mapping[str, str], control_tokens: Collection[str]) -> Any:
+    """Return the content of such a file with other roles. Control tokens that only a role declared stay declared."""
+    replaced = sorted((set(roles_in(settings).values()) - set(roles.values())) & set(control_tokens))
+    others = {_ADDITIONAL: [*_entries(settings.get(_ADDITIONAL)), *replaced]} if replaced else {}
+    return {**settings, **roles, **others}
 
 
 def declared_tokens(folder: Path) -> set[str]:

@@ -27,6 +27,7 @@ from z2all_ds.tokenizer.declared_tokens import (
     declared_tokens,
     read_roles,
     read_settings,
+    with_roles,
 )
 from z2all_ds.tokenizer.folder import (
     add_control_tokens,
@@ -39,7 +40,7 @@ from z2all_ds.tokenizer.folder import (
 )
 from z2all_ds.tokenizer.special_tokens import SPECIAL_TOKENS
 from z2all_ds.tokenizer.spm import MODEL_FILE
-from z2all_ds.tokenizer.spm_backend import differences, spm_to_backend
+from z2all_ds.tokenizer.spm_backend import CONVERSION, differences, spm_to_backend
 from z2all_ds.tokenizer.spm_model import SPACE_MARK, parse_spm_model
 from z2all_ds.tokenizer.tokenization_z2all import (
     TOKENIZER_FILE,
@@ -100,6 +101,8 @@ def import_tokenizer(
         "special_start": special_start,
         "safe_by_default": safe_by_default,
     }
+    if not _is_json(data):
+        recipe["conversion"] = CONVERSION
     as_is = as_is or bool(eos)
     if as_is:
         if special_ids or special_start is not None:
@@ -138,10 +141,10 @@ def _write_as_is(
     """Write a folder with the same tokenizer.json and the files of its folder; only the end of documents may differ."""
     template = path.with_name("chat_template.jinja")
     roles = {**read_roles(path.parent), **({"eos_token": eos} if eos else {})}
-    tokenizer = Z2allTokenizer(backend, "", roles, declared_tokens(path.parent))
-    if eos and tokenizer.roles["eos_token"] != eos:
-        raise ConfigError(f"eos {eos!r}", "the tokenizer has no such token", "Name one that it has.")
     with explain_content(DataError, f"tokenizer {path}", "does not work", _FORMATS):
+        tokenizer = Z2allTokenizer(backend, "", roles, declared_tokens(path.parent))
+        if eos and tokenizer.roles["eos_token"] != eos:
+            raise ConfigError(f"eos {eos!r}", "the tokenizer has no such token", "Name one that it has.")
         warnings = _losses(tokenizer) + _other_ids(path, data)
     _report_warnings(strict, path, warnings)
     is_json = _is_json(data)
@@ -150,7 +153,8 @@ def _write_as_is(
         extra_files[template.name] = read_regular(template)
     for name in (CONFIG_FILE, TOKENS_MAP_FILE) if is_json else ():
         if config := read_settings(path.with_name(name)):
-            extra_files[name] = (json.dumps({**config, **tokenizer.roles}, indent=2) + "\n").encode()
+            config = with_roles(config, tokenizer.roles, tokenizer.special_tokens)
+            extra_files[name] = (json.dumps(config, indent=2) + "\n").encode()
     values = {**recipe, "text_vocab_size": tokenizer.size, "warnings": warnings}
     write_folder(backend, out_dir, values, extra_files, False, tokenizer.roles, chat_template=None)
     return _report(out_dir, values)

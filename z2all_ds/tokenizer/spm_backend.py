@@ -16,6 +16,8 @@ from z2all_ds.base.foreign_content import explain_content
 from z2all_ds.tokenizer.spm_model import SPACE_MARK, PieceKind, SpmModel, SpmPiece
 from z2all_ds.tokenizer.spm_rules import START, differing_rules, parse_rules, rule_steps
 
+CONVERSION = 2
+"""Version of the conversion of other models. A change of their ids needs a new one."""
 BEFORE_SPACES = "\n| *[^ \n]+| +"
 """Splits where a space follows another character, and around line ends."""
 NEVER_BEST = -1000.0
@@ -30,7 +32,8 @@ def spm_to_backend(model: SpmModel, where: str, keeps_space_mark: bool = False) 
     for number, piece in enumerate(model.pieces):
         text = _with_spaces(piece.text) if piece.kind in (PieceKind.NORMAL, PieceKind.USER_DEFINED) else piece.text
         # A space and its mark may both be pieces; the later one is never used, but keeps its id.
-        vocabulary[text if text not in vocabulary else f"<unreachable {number}>"] = number
+        is_used = text not in vocabulary and not _has_literal_space(piece)
+        vocabulary[text if is_used else f"<unreachable {number}>"] = number
     if model.kind == "bpe":
         backend = Tokenizer(_bpe(model, vocabulary))
         if model.has_all_bytes and not any(_CROSSES_SPLIT.search(text) for text in _mergeable(model)):
@@ -62,13 +65,12 @@ def spm_to_backend(model: SpmModel, where: str, keeps_space_mark: bool = False) 
         # With byte fallback nothing is unknown, and no text gives <unk>.
         if piece.kind is PieceKind.CONTROL or (piece.kind is PieceKind.UNKNOWN and not model.has_all_bytes):
             backend.add_special_tokens([AddedToken(piece.text, special=True, normalized=False)])
-        elif piece.kind is PieceKind.USER_DEFINED and model.kind == "bpe":  # unigram models find it by its score
-            symbol = _with_spaces(piece.text)
-            if not (backend.normalizer.normalize_str(symbol) if backend.normalizer else symbol):
-                rule = f"its rules remove the user-defined piece {symbol!r} from texts"
-                raise DataError(where, rule, "Give a model without that piece.")
-            # Searched for after the steps of the whole text; before them, each part would get its own space.
-            backend.add_tokens([AddedToken(symbol, normalized=True)])
+    for symbol in _searched(model):
+        if not (backend.normalizer.normalize_str(symbol) if backend.normalizer else symbol):
+            rule = f"its rules remove the user-defined piece {symbol!r} from texts"
+            raise DataError(where, rule, "Give a model without that piece.")
+        # Searched for after the steps of the whole text; before them, each part would get its own space.
+        backend.add_tokens([AddedToken(symbol, normalized=True)])
     return backend
 
 
@@ -78,10 +80,11 @@ def _unigram_scores(model: SpmModel) -> list[float]:
     highest = max([0.0, *(piece.score for piece in model.pieces if piece.kind is PieceKind.NORMAL)])
 
     def score(piece: SpmPiece) -> float:
-        if piece.kind is PieceKind.USER_DEFINED:  # as in SentencePiece: better than all others
-            return len(piece.text.encode()) * highest - 0.1
-        # Only normal pieces may occur in text; `tokenizers` searches for all, so the others get a very low score.
-        return piece.score if piece.kind is PieceKind.NORMAL else lowest + NEVER_BEST
+        # Only these two kinds may occur in text; `tokenizers` searches for all, so the others get a very low score.
+        if piece.kind not in (PieceKind.NORMAL, PieceKind.USER_DEFINED) or _has_literal_space(piece):
+            return lowest + NEVER_BEST
+        # As in SentencePiece: user-defined pieces are better than all others.
+        return piece.score if piece.kind is PieceKind.NORMAL else len(piece.text.encode()) * highest - 0.1
 
     return [score(piece) for piece in model.pieces]
 
@@ -141,14 +144,20 @@ def _with_spaces(text: str) -> str:
     return text.replace(SPACE_MARK, " ")
 
 
+def _has_literal_space(piece: SpmPiece) -> bool:
+    """Return whether a piece for text is never matched, as SentencePiece searches after replacing spaces."""
+    return " " in piece.text and piece.kind in (PieceKind.NORMAL, PieceKind.USER_DEFINED)
+
+
 def _symbols(model: SpmModel) -> tuple[str, ...]:
-    """Return the texts of the user-defined pieces."""
+    """Return the texts of the user-defined pieces, to which rules do not apply."""
     return tuple(_with_spaces(piece.text) for piece in model.pieces if piece.kind is PieceKind.USER_DEFINED)
 
 
 def _mergeable(model: SpmModel) -> list[str]:
     """Return the texts of the normal pieces, best first."""
-    normal = [(piece, n) for n, piece in enumerate(model.pieces) if piece.kind is PieceKind.NORMAL]
+    pieces = [(piece, n) for n, piece in enumerate(model.pieces) if piece.kind is PieceKind.NORMAL]
+    normal = [(piece, n) for piece, n in pieces if not _has_literal_space(piece)]
     return [_with_spaces(piece.text) for piece, _ in sorted(normal, key=lambda one: (-one[0].score, one[1]))]
 
 
@@ -195,8 +204,10 @@ def _normalizers(model: SpmModel, keeps_space_mark: bool) -> list[Any]:
 
 
 def _searched(model: SpmModel) -> tuple[str, ...]:
-    """Return the user-defined pieces that become added tokens, which `tokenizers` searches for."""
-    return _symbols(model) if model.kind == "bpe" else ()
+    """Return the user-defined pieces that become added tokens, which `tokenizers` searches for. Unigram models find
+    theirs by the score."""
+    found = [piece for piece in model.pieces if piece.kind is PieceKind.USER_DEFINED and not _has_literal_space(piece)]
+    return tuple(_with_spaces(piece.text) for piece in found) if model.kind == "bpe" else ()
 
 
 def _except(symbols: Iterable[str]) -> str:

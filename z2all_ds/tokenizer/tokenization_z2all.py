@@ -60,12 +60,15 @@ class Z2allTokenizer:
         """Names of the tokens that exist, by their keys in transformers."""
         self.special_tokens: dict[str, int] = {
             token.content: number for number, token in backend.get_added_tokens_decoder().items() if token.special
-        } | {name: vocabulary[name] for name in self.roles.values()}
+        }
         """Ids of all control tokens."""
-        unmarked = [name for name in sorted(declared) if name in vocabulary and name not in self.special_tokens]
-        self.special_tokens |= {name: vocabulary[name] for name in unmarked}
-        self.kept_from_text = reachable(backend, unmarked)
-        """Control tokens that text would make if the folder did not declare them."""
+        end = {"eos_token": self.roles.get("eos_token", "")}
+        undeclared = {*self.special_tokens, *find_roles(vocabulary, end).values()}
+        names = [*self.roles.values(), *(name for name in sorted(declared) if name in vocabulary)]
+        self.special_tokens |= {name: vocabulary[name] for name in names}
+        kept = sorted(reachable(backend, self.special_tokens))
+        self.kept_from_text = None if kept == sorted(reachable(backend, undeclared)) else kept
+        """Control tokens that text could make. None if they follow from tokenizer.json and the end-of-text token."""
         self.size: int = max(vocabulary.values(), default=-1) + 1
         """Number of ids, including control tokens."""
         self._text_backend = text_only(backend, self.special_tokens)
@@ -201,8 +204,10 @@ def text_only(backend: Tokenizer, control_tokens: Collection[str]) -> Tokenizer:
     else:
         model["vocab"] = [[names.get(token, token), score] for token, score in model["vocab"]]
     if model.get("merges"):
+        prefix = model.get("continuing_subword_prefix") or ""
         pairs = [tuple(pair.split(" ", 1)) if isinstance(pair, str) else pair for pair in model["merges"]]
-        model["merges"] = [[left, right] for left, right in pairs if not names.keys() & {left, right, left + right}]
+        merges = [(left, right, left + right.removeprefix(prefix)) for left, right in pairs]
+        model["merges"] = [merge[:2] for merge in merges if names.keys().isdisjoint(merge)]
     if model.get("unk_token") in names:
         model["unk_token"] = names[model["unk_token"]]
     for token in rules["added_tokens"]:
@@ -217,11 +222,18 @@ def reachable(backend: Tokenizer, control_tokens: Collection[str]) -> list[str]:
     """Return the control tokens that text may make although the backend has `encode_special_tokens`.
 
     That is enough for tokens that are only added. Others are in the vocabulary of the model too (unigram models contain
-    "</s>"), or are added without the mark of a control token. A single character is text, and so is a byte.
+    "</s>"), or are added without the mark of a control token. A single character is text.
     """
     found = backend.get_added_tokens_decoder().values()
     names = backend.get_vocab(with_added_tokens=False).keys() | {one.content for one in found if not one.special}
-    return [name for name in control_tokens if len(name) > 1 and name in names and not _BYTE.fullmatch(name)]
+    return [name for name in without_bytes(backend, control_tokens) if len(name) > 1 and name in names]
+
+
+def without_bytes(backend: Tokenizer, names: Collection[str]) -> list[str]:
+    """Return the names without those of bytes, which a model with byte fallback makes from text."""
+    found = {name for name in names if _BYTE.fullmatch(name)}
+    has_bytes = found and json.loads(backend.to_str())["model"].get("byte_fallback")  # unigram models do not tell it
+    return [name for name in names if not (has_bytes and name in found)]
 
 
 def _any_of(names: Collection[str]) -> str:
@@ -238,11 +250,12 @@ def load_tokenizer(folder: str | Path) -> Z2allTokenizer:
         raise DataError(f"tokenizer {path}", f"{what}; a tokenizer folder has {TOKENIZER_FILE}", fix)
     data = read_regular(path)
     backend = parse_tokenizer_json(data, f"tokenizer {path}", fix)
-    tokenizer = Z2allTokenizer(backend, "", read_roles(path.parent), declared_tokens(path.parent))
+    with explain_content(DataError, f"tokenizer {path}", "does not work", fix):
+        tokenizer = Z2allTokenizer(backend, "", read_roles(path.parent), declared_tokens(path.parent))
     end = tokenizer.roles["eos_token"]
     if end != END_OF_TEXT:  # another end of documents is other data, too
         data += end.encode()
-    if tokenizer.kept_from_text:  # so is text that became control tokens without their declaration
+    if tokenizer.kept_from_text is not None:  # so is text that would be encoded otherwise without the other files
         data += json.dumps(tokenizer.kept_from_text).encode()
     tokenizer.fingerprint = hashlib.sha256(data).hexdigest()
     return tokenizer

@@ -65,7 +65,7 @@ def goodput(
     last = startup = checkpoints = counted = data_wait = validation = 0.0
     for event in events:
         has_started = has_started or event["event"] in ("started", "first_step")
-        if event["event"] == "failed" and not has_started:
+        if event["event"] in ("failed", "fault") and not has_started:
             began, last = None, 0.0  # the run has not begun
             continue
         has_ended = has_ended and event["event"] != "first_step"

@@ -5,6 +5,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
@@ -13,9 +14,10 @@ import orjson
 
 from z2all_ds.base.atomic import open_own
 from z2all_ds.base.console import say
-from z2all_ds.base.errors import CheckpointError, ConfigError, DataError
+from z2all_ds.base.errors import ConfigError, DataError, Z2allError
+from z2all_ds.base.fault_records import LAUNCHES
 from z2all_ds.base.json_text import load_json
-from z2all_ds.base.run_folder import RunFolder
+from z2all_ds.base.run_folder import SILENT_SECONDS, RunFolder
 from z2all_ds.base.storage.open_files import open_regular
 
 OUTCOMES = ("started", "stopped", "requeue", "done", "failed")
@@ -234,18 +236,25 @@ def record_failure(folder: RunFolder, reason: str, events_before: int = 0, is_ca
 
 
 def record_failed_launch(folder: RunFolder, reason: str, events_before: int, is_cause: bool = True) -> None:
-    """Do the same for the command that has started the ranks, after their end.
+    """Do the same for the command that has started the ranks, after their end."""
+    with may_record(folder, events_before) as is_ours:
+        if is_ours:
+            record_failure(folder, reason, events_before, is_cause)
 
-    If they have not started the run, another job may have taken its lock before they could. Its run is left alone.
-    """
-    if last_outcome(folder, events_before):
-        record_failure(folder, reason, events_before, is_cause)
+
+@contextmanager
+def may_record(folder: RunFolder, events_before: int) -> Iterator[bool]:
+    """Yield whether the command that has started ranks may add records to the run: they have started the run, or no
+    other job holds its lock."""
+    records = islice(read_records(folder.events), events_before, None)
+    if any(record.get("event") == "started" and record.get("launch") in LAUNCHES for record in records):
+        yield True
         return
+    lock = None
+    with suppress(OSError, Z2allError):
+        lock = folder.acquire_lock(SILENT_SECONDS)
     try:
-        lock = folder.acquire_lock()
-    except CheckpointError:
-        return
-    try:
-        record_failure(folder, reason, events_before, is_cause)
+        yield lock is not None
     finally:
-        os.close(lock)
+        if lock is not None:
+            os.close(lock)

@@ -137,7 +137,7 @@ def check_before_launch(run: RunConfig, ranks: int, resume: str) -> None:
     require_folders(run)
     check_ranks(ranks, gpu_count())
     resolved = resolve(run, ranks, device_type())
-    check_data(run, ranks, is_new_run(run, resume))
+    check_data(run, ranks, is_new_run(run, resume), beat=lambda: None)
     asked_checkpoint(RunFolder(full_path(run.run_dir)).checkpoints, resume, verify_checksums=False)
     first_weights(run, resume)
     check_run_folder(run)

@@ -1,5 +1,6 @@
 """The inputs of a run, checked together without torch: before the launch by one process, then by every rank."""
 
+from collections.abc import Set
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,8 @@ class RunData(NamedTuple):
     documents: Documents
     held_out: Documents | None
     """For validation, if configured."""
+    counted: Set[str]
+    """Domains whose tokens were counted."""
 
 
 def require_folders(run: RunConfig) -> None:
@@ -37,11 +40,11 @@ def require_folders(run: RunConfig) -> None:
             raise DataError(f"data.{name}={path}", "no such folder", f"Correct the path, or make it with `{verb}`.")
 
 
-def check_data(run: RunConfig, world_size: int, is_new: bool = True, beat: Beat = lambda: None) -> RunData:
+def check_data(run: RunConfig, world_size: int, is_new: bool = True, beat: Beat | None = None) -> RunData:
     """Open and check corpus, mixture, lanes, held-out samples, probes and tokenizer; errors are one line.
 
-    `is_new`: if not, ranges and stages are checked when the checkpoint is loaded, from its position on. `beat` is
-    called while tokens are counted.
+    `is_new`: if not, ranges and stages are checked when the checkpoint is loaded, from its position on. With
+    `beat`, which is called meanwhile, the tokens that a new run needs are counted.
     """
     spec, tokenizer = stream_spec(run), load_run_tokenizer(run)
     documents = open_documents(spec.corpus_dir, tokenizer, spec.on_bad_record, spec.verify_shards)
@@ -59,8 +62,11 @@ def check_data(run: RunConfig, world_size: int, is_new: bool = True, beat: Beat 
         held_out = open_documents(location, tokenizer, spec.on_bad_record, spec.verify_shards)
     if run.probes.file:
         probes_asked(run, tokenizer)
-    plan.prepare(beat)  # it may take minutes, here once for all ranks
-    return RunData(tokenizer, documents, held_out)
+    counted: set[str] = set()
+    if is_new and beat:
+        plan.prepare(beat)  # it may take minutes, here once for all ranks
+        counted = {domain.name for domain in plan.counted()}
+    return RunData(tokenizer, documents, held_out, counted)
 
 
 def probes_asked(run: RunConfig, tokenizer: Z2allTokenizer) -> list[EncodedProbe]:

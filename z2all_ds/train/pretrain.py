@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 import traceback
+from contextlib import suppress
 from typing import NoReturn
 
 from z2all_ds.base.config import RunConfig, anchored, load_run_config
@@ -23,10 +24,9 @@ from z2all_ds.base.fault_records import (
     LOST_PEER,
     OUT_OF_MEMORY,
     Fault,
+    cause_since,
     family_of,
-    first_fault,
     forget_fault,
-    read_faults,
     write_fault,
 )
 from z2all_ds.base.machine import device_type, set_compile_cache
@@ -109,9 +109,10 @@ def leave_fault(folder: RunFolder, world: World, kind: str, line: str, code: int
 
 
 def record_end(folder: RunFolder, failure: str, events_before: int, began_unix: float) -> None:
-    """Record why the run has failed: the first error of its ranks, which may not be that of rank 0."""
-    fault = first_fault(fault for fault in read_faults(folder) if fault.time_unix >= began_unix)  # not of earlier runs
-    record_failure(folder, fault.line if fault else failure, events_before, is_cause=False)
+    """Record why the run has failed: the first error of its ranks, perhaps not that of rank 0. Must not hide it."""
+    fault = cause_since(folder, began_unix)
+    with suppress(OSError, Z2allError):
+        record_failure(folder, fault.line if fault else failure, events_before, is_cause=False)
 
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, RunConfig]:

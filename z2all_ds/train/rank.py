@@ -74,6 +74,7 @@ def train_rank(rank: Rank) -> str:
         trainer.state.on_accepted = lambda: write_run_files(rank, resolved, device, ops)
     try:
         trainer.restore(rank.resume)
+        stream.plan.prepare(rank.progress.beat)  # of a resumed run only now, as its state decides what is needed
         rank.startup.done("restore")
         for line in stream.plan.describe_shares():
             rank.output.say(line)

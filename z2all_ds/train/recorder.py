@@ -10,7 +10,7 @@ from typing import Any
 
 from z2all_ds.base.config import RunConfig
 from z2all_ds.base.config.stages import RunStage
-from z2all_ds.base.fault_records import FAULT_VARIABLE
+from z2all_ds.base.fault_records import FAULT_VARIABLE, LAUNCH_VARIABLE
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.base.world import World
 from z2all_ds.data.trace import drop_states_after, keep_state
@@ -45,7 +45,8 @@ class Recorder:
         dropped = self._open_after(step)
         if self._run.track.panel == "auto":
             self._panel = self._output.show_panel(self._folder.root.name, self._run.train.steps, step)
-        self.event("started", step=step, **facts)
+        launch = os.environ.get(LAUNCH_VARIABLE)
+        self.event("started", step=step, **facts, **({"launch": launch} if launch else {}))
         self._report_dropped(dropped, step)
         if self._writes:
             self._sinks = SinkFeed(self._run.track, self._folder, self.say)

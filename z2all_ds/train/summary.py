@@ -12,7 +12,6 @@ from z2all_ds.base.config import RunConfig
 from z2all_ds.base.config.stages import RunStage, tokens_seen
 from z2all_ds.base.errors import Z2allError
 from z2all_ds.base.run_folder import RunFolder
-from z2all_ds.data.data_plan import COUNTED_BYTES
 from z2all_ds.data.documents import Domain, TokenArray, TokenRun
 from z2all_ds.tokenizer import Z2allTokenizer
 from z2all_ds.track.fields import BAD_RECORDS_PREFIX
@@ -45,7 +44,7 @@ def start_lines(
             for name, share in of_stage.items():
                 read[name] += stage.samples * stage.sequence_length * share
         sizes = {
-            name: tokens_of(domain, data.tokenizer, is_counted=read[name] > 0)
+            name: tokens_of(domain, data.tokenizer, name in data.counted)
             for name, domain in data.documents.domains.items()
         }
         epochs = ", ".join(f"{name} {_two_digits(read[name] / sizes[name])}" for name in sizes if read[name])
@@ -61,11 +60,11 @@ def _two_digits(value: float) -> str:
 def tokens_of(domain: Domain, tokenizer: Z2allTokenizer, is_counted: bool) -> float:
     """Return the tokens of a domain: their number if it is known, else an estimate.
 
-    `is_counted`: the run reads the domain, so if it is small, the order of its documents has counted its tokens.
+    `is_counted`: the order of its documents has counted them.
     """
     if domain.num_tokens is not None:
         return domain.num_tokens
-    if is_counted and (domain.text_bytes or domain.num_bytes) <= COUNTED_BYTES:
+    if is_counted:
         return int(domain.token_counts().sum())
     return estimated_tokens(domain, tokenizer)
 

@@ -17,7 +17,7 @@ from z2all_ds.base.errors import EXIT_REQUEUE, ClusterError
 from z2all_ds.base.fault_records import FAULT_VARIABLE, LAUNCH_VARIABLE, NODE_LOST, Fault
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.cluster.launch import multi_node
-from z2all_ds.cluster.launch.multi_node import Launch, LaunchOptions, is_this_machine
+from z2all_ds.cluster.launch.multi_node import Launch, LaunchOptions, is_this_machine, shared_files
 from z2all_ds.cluster.launch.remote import NodeEnd
 from z2all_ds.cluster.launch.verdicts import Verdict
 from z2all_ds.cluster.nodes import Node, SshAccess
@@ -35,6 +35,16 @@ def test_a_launch_on_this_machine_needs_no_ssh(tmp_path: Path, small_corpus: Pat
     done = launch("--hostfile", str(tmp_path / "hosts"), "--", *arguments)
     assert done.returncode == 0, done.stderr
     assert len(losses(tmp_path / "run")) == 2
+
+
+def test_nodes_must_have_the_same_tokenizer_files(tmp_path: Path) -> None:
+    run = SimpleNamespace(deepspeed="zero1", data=SimpleNamespace(tokenizer=str(tmp_path), corpus=""))
+    names = ["tokenizer.json"]
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):  # both decide which tokens are control tokens
+        assert shared_files(cast(Any, run)) == [str(tmp_path / one) for one in names]
+        (tmp_path / name).write_text("{}")
+        names.append(name)
+    assert shared_files(cast(Any, run)) == [str(tmp_path / one) for one in names]
 
 
 def test_only_localhost_without_an_ssh_port_is_this_machine() -> None:

@@ -40,7 +40,16 @@ from z2all_ds.cluster.preflight.checks import Preflight, Subject, preflight
 from z2all_ds.cluster.preflight.command import describe
 from z2all_ds.cluster.preflight.compare import NodeFinding
 from z2all_ds.corpus.manifest import MANIFEST_NAME
-from z2all_ds.track.writer import RunWriter, count_events, last_outcome, last_record, record_failed_launch
+from z2all_ds.tokenizer.declared_tokens import CONFIG_FILE, TOKENS_MAP_FILE
+from z2all_ds.tokenizer.tokenization_z2all import TOKENIZER_FILE
+from z2all_ds.track.writer import (
+    RunWriter,
+    count_events,
+    last_outcome,
+    last_record,
+    may_record,
+    record_failed_launch,
+)
 from z2all_ds.train.command import RanksFailed, train_on_this_machine
 from z2all_ds.train.pretrain import parse
 from z2all_ds.train.processes import flight_recorder
@@ -213,7 +222,7 @@ def is_this_machine(nodes: list[Node]) -> bool:
 def supervise(job: Launch, signals: StopSignals) -> Verdict:
     """Launch until the run succeeds, fails for good, or no restart is left."""
     fault_at: float | None = None
-    standstills = 0
+    standstills, events_before = 0, count_events(job.folder)
     for tries in count():
         (before, _), started = last_step(job.folder), time.time()
         try:
@@ -227,7 +236,7 @@ def supervise(job: Launch, signals: StopSignals) -> Verdict:
         step, step_time = last_step(job.folder)
         standstills = 0 if step > before else standstills + 1
         fault_at = fault_at if standstills and fault_at else max(started, step_time)
-        record_fault(job.folder, verdict.fault, step, fault_at)
+        record_fault(job.folder, verdict.fault, step, fault_at, events_before)
         if tries >= job.options.restarts or not verdict.is_recoverable or standstills > MAX_STANDSTILLS:
             return verdict
         pause = min(MAX_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2**standstills)
@@ -285,10 +294,15 @@ def run_by_deepspeed(plan: LaunchPlan, launcher: str) -> list[NodeEnd]:
 
 
 def shared_files(run: RunConfig) -> list[str]:
-    """Return the files that every node reads: a DeepSpeed JSON of the user, the tokenizer, the corpus manifest."""
+    """Return the files that every node reads: a DeepSpeed JSON of the user, the tokenizer, the corpus manifest.
+
+    The further files of the tokenizer are optional: they count if this machine has them.
+    """
     files = [run.deepspeed] if run.deepspeed.endswith(".json") else []
     if run.data.tokenizer:
-        files.append(f"{run.data.tokenizer}/tokenizer.json")
+        files.append(f"{run.data.tokenizer}/{TOKENIZER_FILE}")
+        further = [f"{run.data.tokenizer}/{name}" for name in (CONFIG_FILE, TOKENS_MAP_FILE)]
+        files += [file for file in further if expanded(file).is_file()]
     if run.data.corpus and "://" not in run.data.corpus:
         files.append(f"{run.data.corpus}/{MANIFEST_NAME}")
     return [str(expanded(file).absolute()) for file in files]
@@ -310,15 +324,16 @@ def last_step(folder: RunFolder) -> tuple[int, float]:
     return (record["step"], record["time_unix"]) if record else (0, 0.0)
 
 
-def record_fault(folder: RunFolder, fault: Fault, step: int, fault_at: float) -> None:
-    """Append the fault to events.jsonl."""
-    folder.root.mkdir(parents=True, exist_ok=True)
-    writer = RunWriter(folder)
+def record_fault(folder: RunFolder, fault: Fault, step: int, fault_at: float, events_before: int) -> None:
+    """Append the fault to events.jsonl, unless another job has taken over the run."""
     details = {
         "rank": fault.rank,
         "host": fault.host,
         "line": fault.line,
         "collectives": flight_recorder.unfinished_lines(folder),
     }
-    writer.event("fault", step=step, fault=fault.kind, **details, seconds=round(time.time() - fault_at, 3))
-    writer.close()
+    with may_record(folder, events_before) as is_ours:
+        if is_ours:
+            writer = RunWriter(folder)
+            writer.event("fault", step=step, fault=fault.kind, **details, seconds=round(time.time() - fault_at, 3))
+            writer.close()

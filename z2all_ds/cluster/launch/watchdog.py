@@ -29,14 +29,13 @@ from z2all_ds.base.fault_records import (
     LOST_PEER,
     OUT_OF_MEMORY,
     Fault,
-    first_fault,
+    cause_since,
     has_fault,
-    read_faults,
     write_fault,
 )
 from z2all_ds.base.machine import process_is_alive
-from z2all_ds.base.run_folder import SILENT_SECONDS, RunFolder
-from z2all_ds.track.writer import record_failure
+from z2all_ds.base.run_folder import RunFolder
+from z2all_ds.track.writer import record_failed_launch
 from z2all_ds.train.processes import flight_recorder
 from z2all_ds.train.processes.progress import BEAT, STACKS_SIGNAL, file_name
 
@@ -183,14 +182,10 @@ class Watchdog:
 
     def _record_failure(self, events_before: int) -> None:
         """Record why the run has failed, unless rank 0 could do it or the next job has begun."""
-        since = self.began_unix - LAUNCHER_SECONDS  # older faults are of earlier starts
-        fault = first_fault(fault for fault in read_faults(self.run) if fault.time_unix >= since)
+        fault = cause_since(self.run, self.began_unix)
         if fault is None:
             return
-        with suppress(Z2allError):
-            lock = self.run.acquire_lock(SILENT_SECONDS)
-            record_failure(self.run, fault.line, events_before, is_cause=False)
-            os.close(lock)
+        record_failed_launch(self.run, fault.line, events_before, is_cause=False)
 
     def _end(self, ranks: list[RankState], grace_seconds: float) -> None:
         deadline = time.monotonic() + grace_seconds

@@ -41,7 +41,7 @@ class EventLog(RecordLog):
             self.unparsable += 1
             return
         kind, moment = record["event"], record.get("time_unix")
-        if kind == "started" and not self._starts and self.outcome == "failed":
+        if kind == "started" and not self._starts:
             self.first_unix, self._has_ended = None, False  # the run begins here
             for mark in self.marks:
                 mark["seconds"] = 0.0
