@@ -41,7 +41,7 @@ def test_the_fields_of_an_initial_state(corpus: Path) -> None:
     assert state == {
         "version": 3, "position": 0, "num_lanes": 12, "seed": 3, "packing": "cut", "tokenizer_fingerprint": "spans",
         "stage": {"name": "0", "sequence_length": 16}, "skip": [[8, 12]], "begin_of_text": False,
-        "longest_sample": 16,
+        "longest_sample": 16, "padding_lengths": {},
     }  # fmt: skip
 
 

@@ -89,6 +89,7 @@ def test_one_of_several_processes_counts(
     tmp_path: Path, is_writable: bool, monkeypatch: pytest.MonkeyPatch, own_temporary_folder: Path
 ) -> None:
     """Also in a corpus folder that cannot be written."""
+    monkeypatch.setattr("z2all_ds.data.token_counts.SILENT_SECONDS", 0.02)
     corpus, marks = write_corpus(tmp_path / "corpus", {"web": LENGTHS}, 3), tmp_path / "marks"
     marks.mkdir()
     if not is_writable:  # root may write everywhere
