@@ -24,7 +24,9 @@ def test_the_share_of_unread_tokens_is_reported(small_corpus: Path, small_tokeni
         assert one["padding"] == 0 if one["packing"] == "cut" else one["padding"] < 0.2
 
 
-@pytest.mark.parametrize("options", [("--packing", "tight"), ("--epochs", "0"), ("--lanes", "0")])
+@pytest.mark.parametrize(
+    "options", [("--packing", "tight"), ("--epochs", "0"), ("--lanes", "0"), ("--epochs", "99999999999999999999")]
+)
 def test_invalid_options_are_refused(
     small_corpus: Path, small_tokenizer: Path, tmp_path: Path, options: tuple[str, str]
 ) -> None:

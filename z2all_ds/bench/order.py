@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from z2all_ds.base.console import progress
+from z2all_ds.base.errors import ConfigError
 from z2all_ds.base.reports import Shown, Table
 from z2all_ds.bench.shared import Report, require_at_least, require_known
 from z2all_ds.data.data_plan import DataPlan, Lane, StreamSpec, open_documents
@@ -19,6 +20,9 @@ from z2all_ds.data.documents import Documents, DocumentSpan, Tokenizer
 from z2all_ds.data.packing import PACKING_MODES
 from z2all_ds.data.stages import StageSpec
 from z2all_ds.tokenizer import load_tokenizer
+
+MOST = {"epochs": 1000, "length": 1 << 24, "lanes": 1 << 16}
+"""More would take days."""
 
 
 def bench_order(
@@ -32,6 +36,9 @@ def bench_order(
     """Measure each domain on its own, with each length of samples and each packing."""
     require_known("packing", packing, PACKING_MODES)
     require_at_least(1, epochs=min(epochs), length=min(lengths), lanes=num_lanes)
+    for name, value in (("epochs", max(epochs)), ("length", max(lengths)), ("lanes", num_lanes)):
+        if value > MOST[name]:
+            raise ConfigError(f"{name}={value}", f"must be at most {MOST[name]:,}", "Give less.")
     loaded = load_tokenizer(tokenizer)
     documents = open_documents(corpus, loaded)
     cases = list(product(documents.domains, packing or PACKING_MODES, lengths))
