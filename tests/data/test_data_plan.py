@@ -19,7 +19,7 @@ from z2all_ds.corpus.manifest import load_manifest, write_manifest
 from z2all_ds.data import StageSpec, StreamSpec, documents
 from z2all_ds.data.data_plan import DataPlan, Lane
 from z2all_ds.data.documents import DocumentSpan, mixture_sizes
-from z2all_ds.data.order import TokenOrder
+from z2all_ds.data.even_order import TokenOrder
 from z2all_ds.data.packing import SMALLEST_PART, Sample, padding_of
 from z2all_ds.data.state import merge_states
 

@@ -21,7 +21,8 @@ from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.corpus.manifest import load_manifest
 from z2all_ds.corpus.reading.readers import open_domains
 from z2all_ds.data.documents import Documents, DocumentSpan, Domain, LaneDocuments, RawDomain, Tokenizer, mixture_sizes
-from z2all_ds.data.order import DomainOrder, EvenOrder, TokenOrder, documents_per_block
+from z2all_ds.data.even_order import EvenOrder, TokenOrder
+from z2all_ds.data.order import DomainOrder, documents_per_block
 from z2all_ds.data.packing import (
     PACKING_MODES,
     SMALLEST_PART,

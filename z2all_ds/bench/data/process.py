@@ -13,8 +13,9 @@ from z2all_ds.base.process_memory import peak_of_process
 from z2all_ds.bench.peers import measuring
 from z2all_ds.bench.peers.measuring import Figures, Job, batches_in
 from z2all_ds.data.data_plan import StreamSpec
+from z2all_ds.data.even_order import EvenOrder
 from z2all_ds.data.loader import BatchLoader
-from z2all_ds.data.order import DomainOrder, EvenOrder
+from z2all_ds.data.order import DomainOrder
 from z2all_ds.data.packing import Batch
 from z2all_ds.data.stages import StageSpec
 from z2all_ds.data.state import StreamState
