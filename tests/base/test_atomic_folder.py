@@ -49,15 +49,34 @@ def test_the_folder_replaces_a_filled_one_only_if_asked_to(tmp_path: Path) -> No
     with pytest.raises(OSError, match="not empty"), atomic_folder(out) as folder:
         (folder / "new").touch()
     assert names(out) == ["old"]
-    with atomic_folder(out, replaces=True) as folder:
+    with atomic_folder(out, replaces=accept) as folder:
         (folder / "new").touch()
         assert names(out) == ["old"]
     assert names(tmp_path) == ["model"]
     assert names(out) == ["new"]
 
 
+def test_what_appears_meanwhile_is_checked_before_it_is_replaced(tmp_path: Path) -> None:
+    out = tmp_path / "model"
+
+    def refuse(found: Path) -> None:
+        raise ConfigError(f"{found}", f"has {names(found)}", "Use a new folder.")
+
+    def fill() -> None:
+        with atomic_folder(out, replaces=refuse):
+            out.mkdir()
+            (out / "notes.md").touch()
+
+    with pytest.raises(ConfigError, match=r"has \['notes.md'\]"):
+        fill()
+    assert (names(tmp_path), names(out)) == (["model"], ["notes.md"])
+
+
+def accept(found: Path) -> None: ...
+
+
 def fill_and_fail(out: Path, error: type[BaseException]) -> None:
-    with atomic_folder(out, replaces=True) as folder:
+    with atomic_folder(out, replaces=accept) as folder:
         (folder / "new").touch()
         raise error
 

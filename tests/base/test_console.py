@@ -27,6 +27,24 @@ print("interactive" if console.is_interactive() else "plain")
 """
 
 
+SAY_AND_GO_ON = """
+from z2all_ds.base.console import say
+for _ in range(2):
+    say("nobody reads this")
+print("went on")
+"""
+
+
+@pytest.mark.parametrize("reader", ["pipe", "terminal"])
+def test_a_line_that_nobody_can_read_does_not_end_the_command(reader: str) -> None:
+    """As in `z2all train ... 2>&1 | tee log` after Ctrl-C, and at the end of an ssh session."""
+    ours, theirs = os.pipe() if reader == "pipe" else pty.openpty()
+    os.close(ours)
+    done = subprocess.run([sys.executable, "-c", SAY_AND_GO_ON], stdout=subprocess.PIPE, stderr=theirs, text=True)
+    os.close(theirs)
+    assert (done.returncode, done.stdout) == (0, "went on\n")
+
+
 @pytest.mark.parametrize(
     ("count", "text"),
     [

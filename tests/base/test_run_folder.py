@@ -12,7 +12,7 @@ import pytest
 from tests.helpers.processes import ended, has_open
 from z2all_ds.base import run_folder
 from z2all_ds.base.errors import CheckpointError, ConfigError
-from z2all_ds.base.run_folder import RunFolder
+from z2all_ds.base.run_folder import RunFolder, file_id
 
 HOLD = """
 import sys, time
@@ -104,6 +104,23 @@ def test_checkpoints_that_are_those_of_another_run_are_refused(tmp_path: Path) -
         RunFolder(tmp_path / "run_0").acquire_lock()
 
 
+@pytest.mark.parametrize("change", ["none", "moved", "replaced", "unreachable"])
+def test_a_locked_folder_that_was_moved_is_lost(change: str, tmp_path: Path) -> None:
+    root = tmp_path / "parent" / "run"
+    lock = RunFolder(root).acquire_lock()
+    folder = RunFolder(root, file_id(lock))
+    if change in ("moved", "replaced"):
+        root.rename(tmp_path / "old")
+    if change == "replaced":
+        os.close(RunFolder(root).acquire_lock())
+    if change == "unreachable":  # as by a disk with errors
+        root.parent.rename(tmp_path / "old")
+        root.parent.symlink_to(root.parent)
+    assert folder.is_lost == (change in ("moved", "replaced"))
+    assert not RunFolder(root).is_lost  # of a command that holds no lock
+    os.close(lock)
+
+
 def test_child_processes_do_not_inherit_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     handle = RunFolder(tmp_path).acquire_lock()
     code = "import time; print('up', flush=True); time.sleep(60)"
@@ -116,21 +133,43 @@ def test_child_processes_do_not_inherit_the_lock(tmp_path: Path, monkeypatch: py
         os.close(RunFolder(tmp_path).acquire_lock())
 
 
-@pytest.mark.parametrize("name", ["run.yaml", "metrics.jsonl", "stop"])
-def test_a_launch_does_not_take_over_a_folder_of_others(tmp_path: Path, name: str) -> None:
-    (tmp_path / "notes.txt").touch()
-    (tmp_path / name).write_text("mine")
+def put(root: Path, **files: str) -> list[Path]:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return sorted(root.rglob("*"))
+
+
+REPLACED = [
+    *("run.yaml", "metrics.jsonl", "events.jsonl", "health.jsonl", "stop", ".lineage"),
+    *("launch/run.yaml", "launch/hostfile", "launch/rank.py", "logs/launcher.log", "logs/launcher_node1.log"),
+]
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_a_run_does_not_take_over_a_folder_of_others(tmp_path: Path, name: str) -> None:
+    """Not even if it has a `.lock`, which other programs create too, or names of a run without its content."""
     folder = RunFolder(tmp_path)
-    with pytest.raises(ConfigError, match=f"has {name}, which a run would replace"), folder.launching():
+    before = put(tmp_path, **{".lock": "", "checkpoints/step_1/model.bin": "", name: '{"event": "mine"}\n'})
+    refused = pytest.raises(ConfigError, match=f"has {name}, which a run would replace")
+    with refused, folder.launching():
         pass
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["notes.txt", name])
-    os.close(folder.acquire_lock())
+    with refused:
+        folder.claim()
+    assert sorted(tmp_path.rglob("*")) == before
+    (tmp_path / name).rename(tmp_path / "mine")
+    folder.claim()
+    (tmp_path / "mine").rename(tmp_path / name)
     with folder.launching():  # a run has used it
         pass
 
 
-def test_a_launch_continues_in_a_copy_without_hidden_files(tmp_path: Path) -> None:
-    for name in ("run.yaml", "environment.json", "events.jsonl", "metrics.jsonl"):
-        (tmp_path / name).touch()
+EVENT = '{"time_unix": 1.5, "event": "started", "step": 0}\n'
+
+
+@pytest.mark.parametrize("files", [{"events.jsonl": EVENT}, {"checkpoints/step_00000002/MANIFEST.json": "{}"}])
+def test_a_run_continues_in_a_folder_of_an_earlier_version_or_a_copy(tmp_path: Path, files: dict[str, str]) -> None:
+    """A direct start of an earlier version left no `.launch_lock`; a copy may lack hidden files."""
+    put(tmp_path, **{"run.yaml": "", "metrics.jsonl": "", **files})
     with RunFolder(tmp_path).launching():
         assert (tmp_path / ".lock").is_file()

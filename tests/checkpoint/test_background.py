@@ -11,6 +11,7 @@ from typing import Any
 
 from tests.helpers.marked import wait_until
 from tests.helpers.small_disk import small_disk
+from z2all_ds.base.run_folder import RunFolder, file_id
 from z2all_ds.checkpoint import layout
 from z2all_ds.checkpoint.background import Answer, BackgroundWriter
 from z2all_ds.checkpoint.disk_file import file_checksum, hashing_threads
@@ -116,6 +117,21 @@ def test_a_failed_rank_leaves_no_checkpoint(tmp_path: Path) -> None:
         first.abandon()
         assert answer_of(first).problem == "another rank could not write its part"
         assert list(checkpoints.iterdir()) == []
+
+
+def test_a_checkpoint_of_a_run_whose_folder_was_replaced_is_not_sealed(tmp_path: Path) -> None:
+    slot, run = make_slot(tmp_path / "slot"), RunFolder(tmp_path / "run")
+    files = {name: entry_of(slot / name) for name in layout.REQUIRED}
+    lock = run.acquire_lock()
+    with writers(1) as (writer,):
+        for step in (3, 4):
+            writer.submit(Job(str(run.checkpoints), step, "attempt", lock_id=file_id(lock)), slot, files)
+            assert answer_of(writer).problem == (None if step == 3 else "the run folder was moved or deleted")
+            run.root.rename(tmp_path / f"old_{step}")
+            os.close(run.acquire_lock())  # of another job
+    os.close(lock)
+    assert [path.name for path in layout.step_folders(tmp_path / "old_3" / "checkpoints")] == ["step_00000003"]
+    assert list((tmp_path / "old_4" / "checkpoints").iterdir()) == []
 
 
 def test_a_snapshot_that_was_changed_in_memory_does_not_become_a_checkpoint(tmp_path: Path) -> None:

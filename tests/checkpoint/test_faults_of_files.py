@@ -38,7 +38,7 @@ def test_a_disk_that_fills_up_during_the_state_keeps_the_previous_checkpoint(tmp
         entries = [Entry("weight", f"layer_{number}", 0, MIB // 16, torch.float32) for number in range(16)]
         tensors = (torch.ones(one.length) for one in entries)
         with pytest.raises(OSError, match="No space left on device"):
-            write_file(temporary / "state" / "large", partial(write_tensors, entries, tensors))
+            write_file(temporary / "state" / "rank_00002.safetensors", partial(write_tensors, entries, tensors))
         assert free_bytes(disk) < PAGE
         assert find_latest(disk) == (Checkpoint(first, 1), [])
         assert remove_leftovers(disk) == [".tmp_step_00000002"]

@@ -55,6 +55,7 @@ def test_unsealed_folders_are_not_checkpoints(tmp_path: Path) -> None:
 
 
 def test_sealing_a_step_again_replaces_the_leftovers_of_a_crash(tmp_path: Path) -> None:
+    (tmp_path / "step_00000005" / "state").mkdir(parents=True)
     (torn,) = make(tmp_path, 5)
     (torn / layout.MANIFEST).unlink()
     (torn / "rng_rank_0007.pt").touch()
@@ -286,15 +287,25 @@ def test_leftovers_of_interrupted_saves_are_removed(tmp_path: Path) -> None:
     (sealed,) = make(tmp_path, 1)
     write_temporary(tmp_path, 2)
     write_temporary(tmp_path, 3)
-    assert remove_leftovers(tmp_path) == [".tmp_step_00000002", ".tmp_step_00000003"]
+    early = [layout.temporary_path(tmp_path, 4, "0123abcd"), layout.temporary_path(tmp_path, 5, "0123abcd")]
+    early[0].mkdir()  # killed before the first file
+    (early[1] / "state").mkdir(parents=True)
+    (tmp_path / "step_00000006" / "state").mkdir(parents=True)
+    (tmp_path / "step_00000006" / "state" / "opaque_rank_00000.pt").touch()
+    found = [*(path.name for path in early), ".tmp_step_00000002", ".tmp_step_00000003", "step_00000006"]
+    assert remove_leftovers(tmp_path) == sorted(found)
     assert names(tmp_path) == [sealed.name]
     assert remove_leftovers(tmp_path) == []
 
 
 def test_folders_of_other_programs_are_no_leftovers(tmp_path: Path) -> None:
-    for name, file in (("step_1000", "model.bin"), ("step_00000007", "notes.txt"), (".tmp_step_00000008", "x.pt")):
-        (tmp_path / name).mkdir()
+    files = [("step_1000", "model.bin"), ("step_00000007", "notes.txt"), (".tmp_step_00000008", "x.pt")]
+    files += [("step_00001000/state", name) for name in ("params.msgpack", "pytorch_model.bin", "part_0.pt")]
+    for name, file in files:
+        (tmp_path / name).mkdir(parents=True, exist_ok=True)
         (tmp_path / name / file).write_text("precious")
+    for name in ("step_00002000", "step_00003000/state", ".tmp_step_other", ".tmp_step_00000008_new"):
+        (tmp_path / name).mkdir(parents=True)
     write_temporary(tmp_path / "elsewhere", 9)
     (tmp_path / "step_00000009").symlink_to(layout.temporary_path(tmp_path / "elsewhere", 9))
     before = names(tmp_path)
@@ -323,7 +334,7 @@ step = latest.step if latest else 0
 while True:
     step += 1
     part = lambda file: file.write(os.urandom(20_000))
-    files = {f"state/part_{number}.pt": part for number in range(3)}
+    files = {f"state/opaque_rank_{number:05d}.pt": part for number in range(3)}
     names = (*layout.REQUIRED, "state/rank_00000.safetensors", "rng_rank_0000.pt")
     files |= dict.fromkeys(names, text(json.dumps({"step": step})))
     assert write_checkpoint(Job(str(checkpoints), step), files) is None

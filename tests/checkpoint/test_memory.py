@@ -169,6 +169,19 @@ def test_a_run_finds_and_removes_only_its_own_snapshots(folder: SnapshotFolder, 
         stranger.remove()
 
 
+def test_snapshots_of_another_folder_at_the_same_path_are_left_alone(folder: SnapshotFolder, tmp_path: Path) -> None:
+    """As in another container, which shares only the memory."""
+    intact, run = (folder.path / "run_id").read_text(), RunFolder(tmp_path)
+    (folder.path / "run_id").write_text(json.dumps([[1, 2], [1, 3]]))
+    memory.remove_snapshots(run)
+    assert folder.path.exists() and folder not in memory.unneeded_snapshots(run)
+    (folder.path / "run_id").write_text(intact)
+    assert folder in memory.unneeded_snapshots(run)
+    (folder.path / "run_id").unlink()  # an earlier version
+    memory.remove_snapshots(run)
+    assert not folder.path.exists()
+
+
 def test_a_copied_or_moved_run_folder_does_not_find_the_snapshots_of_the_original(
     folder: SnapshotFolder, tmp_path: Path
 ) -> None:

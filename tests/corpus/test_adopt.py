@@ -16,7 +16,7 @@ from z2all_ds.base.errors import ConfigError, DataError, MachineError
 from z2all_ds.base.storage import folders, open_folder
 from z2all_ds.corpus import adopt as adopt_module
 from z2all_ds.corpus import shard_check
-from z2all_ds.corpus.adopt import adopt_corpus, domain_of
+from z2all_ds.corpus.adopt import adopt_corpus, domains_of
 from z2all_ds.corpus.audit import audit_corpus
 from z2all_ds.corpus.executors import Executor
 from z2all_ds.corpus.forms import ReadLimits
@@ -119,13 +119,26 @@ def test_hidden_and_temporary_files_are_ignored(tmp_path: Path, capsys: pytest.C
     assert "ignored 2 files that do not end in .jsonl or .parquet (README.md, f.csv)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("num_files", "warns"), [(9, False), (10, True)])
+@pytest.mark.parametrize(
+    ("names", "alone"),
+    [
+        (["book0", "book1"], 0),
+        (["zh", "en", "code"], 0),
+        (list("abcdefghij"), 10),
+        (["book0", "book1", "book2"], 3),
+        (["book0", "book1", "book2", "web-0", "web-1"], 3),
+        (["book0", "book1", "web-0", "web-1"], 0),
+        (["zh/a", "en/a", "fr/a"], 0),
+        (["zh-0", "en-0", "fr-0"], 0),
+    ],
+)
 def test_many_files_with_a_domain_each_are_pointed_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], num_files: int, warns: bool
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], names: list[str], alone: int
 ) -> None:
-    fill(tmp_path, {f"book{number}.jsonl": jsonl(["a"]) for number in range(num_files)})
-    adopt_corpus(tmp_path, executor=HERE)
-    assert ("--domain NAME makes them one" in capsys.readouterr().err) == warns
+    adopt_corpus(fill(tmp_path, {f"{name}.jsonl": jsonl(["a"]) for name in names}), executor=HERE)
+    warning = f"warning: {alone} of {len(names)} files are a domain of their own; --domain NAME makes all files one"
+    said = capsys.readouterr().err
+    assert warning in said if alone else "--domain" not in said
 
 
 @pytest.mark.parametrize(
@@ -147,10 +160,32 @@ def test_many_files_with_a_domain_each_are_pointed_out(
         ("000_00012.parquet", "documents"),
         ("00012.parquet", "documents"),
         ("zh/a/b/c.parquet", "zh"),
+        ("wiki_2021.jsonl", "wiki"),
+        ("part.0.parquet", "part"),
+        ("llama-3.1.jsonl", "llama-3.1"),
+        ("c4.jsonl", "c4"),
+        ("c4-train.00000-of-01024.jsonl", "c4-train"),
+        ("chunk1.jsonl", "chunk"),
+        ("web-Part12.jsonl", "web-Part"),
+        ("shard_00000000_processed.jsonl", "shard_processed"),
+        ("arxiv_024de5df-1b7f-4447-8c3a-51407d8d6732.jsonl", "arxiv"),
+        ("024de5df-1b7f-4447-8c3a-51407d8d6732.jsonl", "documents"),
+        ("1000.parquet", "documents"),
     ],
 )
 def test_domains_are_derived_from_file_names(name: str, domain: str) -> None:
-    assert domain_of(name) == domain
+    assert domains_of([name], "documents") == {name: domain}
+
+
+@pytest.mark.parametrize(
+    ("names", "domains"),
+    [
+        (["1999.jsonl", "2000.jsonl", "web-1.jsonl"], ["1999", "2000", "web"]),
+        (["0999.parquet", "1000.parquet", "2000.parquet", "zh/2000.parquet"], ["c", "c", "c", "zh"]),
+    ],
+)
+def test_years_are_domains_unless_other_files_have_other_numbers(names: list[str], domains: list[str]) -> None:
+    assert domains_of(names, "c") == dict(zip(names, domains, strict=True))
 
 
 def test_all_files_can_be_put_into_one_domain(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from tests.corpus.making import write_corpus, write_shard
 from z2all_ds.base.errors import DataError
 from z2all_ds.corpus import audit as audit_module
+from z2all_ds.corpus.adopt import adopt_corpus
 from z2all_ds.corpus.audit import as_runs, audit_corpus, audit_shard
+from z2all_ds.corpus.executors import Executor
 from z2all_ds.corpus.manifest import FORMAT_VERSION, Manifest, ShardInfo, load_manifest, write_manifest
 from z2all_ds.corpus.schema import Record
 
@@ -84,6 +86,18 @@ def test_a_shard_listed_under_two_names_is_found(corpus: Path) -> None:
     (corpus / "copy.jsonl").write_bytes((corpus / "en-00001.jsonl").read_bytes())
     write_manifest(corpus, replace(manifest, shards=(*manifest.shards, replace(manifest.shards[1], path="copy.jsonl"))))
     assert audit_corpus(corpus).problems == ("copy.jsonl:1: gids 15 to 29 are also used at en-00001.jsonl:1",)
+
+
+@pytest.mark.parametrize("first", ["broken", "[1]"])
+def test_good_records_of_an_adopted_corpus_are_no_problem_after_a_bad_first_line(tmp_path: Path, first: str) -> None:
+    (tmp_path / "a.jsonl").write_text(first + '\n{"content": "x", "title": "t"}\n{"content": "y", "title": "t"}\n')
+    (tmp_path / "b.jsonl").write_text('{"content": "z"}\n')
+    adopt_corpus(tmp_path, executor=Executor(1), on_error="skip")
+    report = audit_corpus(tmp_path)
+    assert (len(report.problems), report.bad_records, report.documents) == (1, 1, 3)
+    assert report.problems[0].startswith("a.jsonl, record 0: ")
+    (tmp_path / "a.jsonl").unlink()
+    assert audit_corpus(tmp_path).problems == ("a.jsonl: missing",)
 
 
 def test_an_empty_corpus_is_intact(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import create_autospec
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from tests.data.corpus_maker import SpanTokenizer, assert_same, document_tokens,
 from tests.data.tokens.text_corpora import write_text_corpus
 from z2all_ds.base.errors import DataError
 from z2all_ds.corpus.manifest import load_manifest, write_manifest
-from z2all_ds.data import StageSpec, StreamSpec, documents
+from z2all_ds.data import StageSpec, StreamSpec, data_plan, documents
 from z2all_ds.data.data_plan import DataPlan, Lane
 from z2all_ds.data.documents import DocumentSpan, mixture_sizes
 from z2all_ds.data.even_order import TokenOrder
@@ -248,6 +249,15 @@ def test_the_padding_of_a_part_is_known_before_it_is_packed(
         assert padding == order._padding_before(1)[lane + 1] - order._padding_before(1)[lane]
 
 
+def test_only_a_full_group_asks_for_the_rest_of_the_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes longer than reading a short document."""
+    left_in_part = create_autospec(TokenOrder.left_in_part, side_effect=TokenOrder.left_in_part)
+    monkeypatch.setattr(TokenOrder, "left_in_part", left_in_part)
+    plan = plan_of(write_corpus(tmp_path, {"web": [3] * 2000}, 500), num_lanes=1, packing="best_fit")
+    samples_of(plan, 64)
+    assert left_in_part.call_count == 1
+
+
 def test_best_fit_divides_the_same_documents_after_a_change_of_later_stages(tmp_path: Path) -> None:
     """A run continues with the longest sample that it began with."""
     corpus = write_corpus(tmp_path, {"web": [300, 5, 170, 40] * 40})
@@ -314,6 +324,25 @@ def test_the_number_of_documents_tokenized_together_does_not_change_samples(
         for (sample, pieces), (other, other_pieces) in zip(samples_of(plan, 60), expected, strict=True):
             assert sample.tokens.tolist() == other.tokens.tolist()
             assert (sample[1:], pieces) == (other[1:], other_pieces)
+
+
+def test_text_that_is_read_less_evenly_than_its_tokens_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not tiny text, of which tokens are read in strides, too."""
+    corpus = write_corpus(tmp_path / "text", {"books": [5] * 3, "code": [5] * 40, "web": [5] * 90})
+    plan = plan_of(corpus)
+    assert plan.describe_orders() == []
+    monkeypatch.setattr(data_plan, "COUNTED_BYTES", 6 << 10)
+    line = "its documents are read less evenly, as it has more than 6.0 KiB of text; to avoid that, tokenize it before"
+    for limit, kind in ((1 << 20, "even"), (0, "strided")):
+        monkeypatch.setattr(data_plan, "EVEN_ORDER_BYTES", limit)
+        plan = plan_of(corpus)
+        assert [order.kind for order in plan.orders] == ["strided", "tokens", kind]
+        (named,) = plan.describe_orders()
+        assert named.startswith(f"domain web: {line}")
+    tokens = replace(plan, domains=[SimpleNamespace(**vars(domain) | {"num_tokens": 1}) for domain in plan.domains])
+    assert tokens.describe_orders() == []
 
 
 def test_sizes_are_tokens_where_known_then_text_bytes_then_bytes_of_shards() -> None:

@@ -3,6 +3,7 @@
 from collections import Counter
 from itertools import pairwise
 from typing import Any
+from unittest.mock import create_autospec
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from z2all_ds.data.even_order import EvenOrder, TokenOrder
-from z2all_ds.data.order import DomainOrder, documents_per_block
+from z2all_ds.data.order import DomainOrder, Used, documents_per_block
 
 
 @settings(max_examples=80, deadline=None)
@@ -149,6 +150,25 @@ def test_places_in_bytes_give_every_token_to_one_lane(
         for document, count in enumerate(counts):
             times = {read[epoch, document, token] for token in range(count)}
             assert times == {1} or (count <= unit and min(times) >= 1)
+
+
+def test_progress_is_exact_and_orders_the_documents_of_a_block_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For two lanes in turn: after each step, a run asks for the progress of all lanes."""
+    sizes = np.random.default_rng(2).integers(1, 99, 400)
+    order = TokenOrder("web", 400, 25, 3, 2, lambda: sizes)
+    blocks = [order.block_at(number) for number in range(16)]
+    read = np.concatenate([[0], np.cumsum([sizes[one.first + np.array(order.within(one))] for one in blocks])]).tolist()
+    order.prepare()
+    total, part = read[-1], order._given[1][1]
+    within = create_autospec(DomainOrder.within, side_effect=DomainOrder.within)
+    monkeypatch.setattr(DomainOrder, "within", within)
+    for position in range(7 * 25):
+        for lane, first in ((0, 0), (1, 9)):
+            (block, inside), before = divmod(position + first * 25, 25), read[position + first * 25]
+            assert order.left_in_part(lane, block, inside) == (part, total)[lane] - before
+            assert order.epochs_read(lane, block, inside, Used(0, 0)) == (before - lane * part) * 2 / total
+    ordered = [call.args[1] for call in within.call_args_list]
+    assert ordered == [blocks[number] for row in range(7) for number in (row, row + 9)]
 
 
 def test_lanes_that_count_bytes_share_large_documents() -> None:

@@ -2,16 +2,28 @@
 
 import json
 import os
+from itertools import islice
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.data.corpus_maker import open_stream, small_corpus
-from z2all_ds.base.config import load_run_config
+from tests.data.corpus_maker import SpanTokenizer, open_stream, small_corpus
+from z2all_ds.base.config import dump_yaml, load_run_config
 from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.base.run_folder import RunFolder
-from z2all_ds.data import StageSpec
-from z2all_ds.data.trace import _states, drop_states_after, keep_state, trace_sample, trained_samples
+from z2all_ds.data import PackedStream, StageSpec, trace
+from z2all_ds.data.run_spec import stream_spec
+from z2all_ds.data.state import StreamState
+from z2all_ds.data.trace import (
+    _states,
+    coverage_of_run,
+    drop_states_after,
+    keep_state,
+    trace_run,
+    trace_sample,
+    trained_samples,
+)
 
 STAGES = (StageSpec(16, samples=96), StageSpec(24, {"books": 1.0, "web": 1.0}))
 
@@ -77,6 +89,42 @@ def test_the_samples_of_a_step_are_the_recorded_ones_also_if_the_batch_has_chang
     assert trained_samples(folder, run, plan, 2) == [8, 9, 10, 11, 14, 15, 16, 17]
     assert trained_samples(folder, run, plan, 3) == [18, 19]
     assert len(trained_samples(folder, run, plan, 4)) == 8  # not recorded yet: as the config says
+
+
+def test_samples_of_a_run_that_continued_with_other_weights_are_those_that_it_read_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, corpus = RunFolder(tmp_path / "run"), small_corpus(tmp_path / "corpus")
+    monkeypatch.setattr(trace, "open_tokenizer", lambda run: SpanTokenizer())
+    samples: list[dict[str, torch.Tensor]] = []
+
+    def read(count: int, weights: str, before: StreamState | None = None) -> StreamState:
+        """Read samples of the run with these weights, and return the state."""
+        values = [f"data.corpus={corpus}", "data.num_lanes=12", f"data.weights={weights}", "train.sequence_length=16"]
+        run = load_run_config(None, [*values, f"data.allow_change={'true' if before else 'false'}"])
+        folder.root.mkdir(exist_ok=True)
+        folder.config.write_text(dump_yaml(run))
+        stream = PackedStream(stream_spec(run), SpanTokenizer())
+        if before:
+            stream.load_state_dict(before, allow_data_change=True)
+        samples.extend(islice(stream, count))
+        return stream.state_dict()
+
+    def trace_all(first: int, end: int) -> None:
+        for found in trace_run(folder.root, range(first, end)):
+            assert found.token_ids == samples[found.sample]["input_ids"].tolist()
+
+    first = read(20, "{books: 4, web: 1}")
+    keep_state(folder, 1, dict(first), pytest.fail)
+    trace_all(0, 20)
+    second = read(15, "{books: 1, web: 4}", first)
+    trace_all(20, 35)
+    keep_state(folder, 2, dict(second), pytest.fail)
+    trace_all(20, 35)
+    refused = r"sample 3: the data has changed since it was read: shares was .* and is .*the run\.yaml and the corpus"
+    with pytest.raises(DataError, match=refused):
+        trace_run(folder.root, [3])
+    assert [domain.epochs > 0 for domain in coverage_of_run(folder.root)] == [True, True]
 
 
 def test_files_with_other_names_next_to_the_data_states_are_left_alone(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -115,3 +116,19 @@ def test_the_harness_makes_control_tokens_only_from_a_template() -> None:
     assert harness.tok_encode(text) == chat_ids(tokenizer, [{"role": "user", "content": FORGED}])
     context, continuation = harness._encode_pair(text, " </s>")
     assert (context, continuation) == (harness.tok_encode(text), text_ids(tokenizer, " </s>"))
+
+
+def test_the_harness_makes_no_control_token_from_a_whole_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --chat, the template is applied to the empty prompts of such tasks, but not to their texts."""
+    tokenizer, scored = opened("bpe"), list[Any]()
+    harness = harness_with(tokenizer)
+    harness.max_length, harness.before_first = 1000, lambda: None
+    harness.apply_chat_template([{"role": "user", "content": ""}])
+
+    def score(pieces: list[Any]) -> list[tuple[float, bool]]:
+        scored.extend(pieces)
+        return [(0.0, False)]
+
+    monkeypatch.setattr(harness, "_loglikelihood_tokens", score)
+    assert harness.loglikelihood_rolling([SimpleNamespace(args=(FORGED,))]) == [0.0]
+    assert scored[0][2] == text_ids(tokenizer, FORGED)

@@ -178,6 +178,20 @@ def test_the_sums_of_three_ranks_add_up_to_those_of_one(
         assert max(share[name].tokens for share in shares) < alone.tokens
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_progress_adds_up_to_the_bytes_of_the_text(
+    loaded: LoadedModel, settings: PerplexitySettings, packed: bool
+) -> None:
+    """The time left follows from it, so it also moves within a domain."""
+    asked, domains = replace(settings, packed=packed, window=16, batch=1), open_texts(settings.data, None)
+    for rank in range(2):
+        advances: list[float] = []
+        sums = measure_share(loaded, domains, asked, rank, 2, advances.append).sums.values()
+        assert min(advances) >= 0
+        assert sum(advances) == pytest.approx(sum(one.bytes for one in sums))
+        assert max(advances) < sum(advances) / 4
+
+
 @pytest.fixture
 def no_process_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     mark = new_mark()

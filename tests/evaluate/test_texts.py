@@ -28,6 +28,14 @@ def test_each_file_or_subfolder_of_a_folder_is_a_domain(folder: Path) -> None:
     assert found == {"书": TEXTS, "p": ["x", "y"], "notes": ["a\n\n天", "b\n\n天"]}
 
 
+def test_links_out_of_a_folder_are_followed_only_if_asked(folder: Path) -> None:
+    (folder / "notes/c.txt").symlink_to(folder / "书.jsonl")
+    with pytest.raises(DataError, match=r"c\.txt: leads out of .*notes, to .*--follow-links"):
+        open_texts(folder / "notes", None)
+    assert len(list(open_texts(folder / "notes", None, follow_links=True)[0].read(0, 1))) == 3
+    assert len(open_texts(folder, None)) == 3  # inside
+
+
 def test_the_first_documents_are_distributed_over_the_ranks(folder: Path) -> None:
     (domain,) = open_texts(folder / "书.jsonl", 4)
     assert [list(domain.read(rank, 2)) for rank in range(2)] == [["今天", "two\nlines"], ["", "four"]]

@@ -191,6 +191,20 @@ def test_only_exports_are_replaced(files: dict[str, str], rule: str, run: RunFol
     assert {name: (tmp_path / "out" / name).read_text() for name in files} == files
 
 
+def test_what_appears_during_an_export_is_not_replaced(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(temporary: Path, *_: object) -> tuple[int, None]:
+        (tmp_path / "out" / ".git").mkdir(parents=True)
+        (tmp_path / "out" / "notes.md").write_text("mine")
+        return 0, None
+
+    monkeypatch.setattr(to_hf, "_fill", fill)
+    with pytest.raises(ConfigError, match=r"has \.git, which is not part of an export"):
+        export_checkpoint(run.root, tmp_path / "out")
+    assert names(tmp_path) == {"out"} and names(tmp_path / "out") == {".git", "notes.md"}
+
+
 def test_a_run_without_checkpoints_is_refused(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(CheckpointError, match="has no complete checkpoint"):

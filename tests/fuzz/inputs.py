@@ -1,5 +1,6 @@
 """Small valid inputs of every kind that the verbs read, made once and copied for each case."""
 
+import bz2
 import gzip
 import io
 import json
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 import yaml
+import zstandard
 
 from tests.helpers.checkpoints import write_run
 from tests.helpers.llama_folders import make_llama
@@ -96,6 +98,8 @@ def write_raw(folder: Path) -> None:
     (folder / "rows.jsonl").write_bytes(lines)
     (folder / "rows.json").write_bytes(json.dumps(rows, indent=1).encode())
     (folder / "rows.jsonl.gz").write_bytes(gzip.compress(lines))
+    (folder / "rows.jsonl.bz2").write_bytes(bz2.compress(lines))
+    (folder / "rows.jsonl.zst").write_bytes(zstandard.compress(lines))
     (folder / "plain.txt").write_text("\n\n".join(row["content"] for row in rows))
     pq.write_table(pa.Table.from_pylist(rows), folder / "rows.parquet")
     with zipfile.ZipFile(folder / "rows.zip", "w", zipfile.ZIP_DEFLATED) as archive:

@@ -1,4 +1,5 @@
-"""Replaces what a case must not do in this process: start ranks, compilers or other processes, serve, or use ssh."""
+"""Replaces what a case must not do in this process: start ranks, compilers or other processes, serve, use ssh, or
+measure."""
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,6 +9,7 @@ from unittest.mock import patch
 
 import datasets
 
+from z2all_ds.cluster.doctor import examine_run
 from z2all_ds.corpus import executors
 from z2all_ds.export.verify import WHOLE, Verdict
 from z2all_ds.tokenizer.bbpe import DEFAULT_SPLIT
@@ -54,11 +56,27 @@ def stand_ins() -> Iterator[None]:
     replaced = {
         "z2all_ds.train.command.run_local_ranks": started,
         "z2all_ds.train.command.prebuild": lambda *_: None,
+        "z2all_ds.train.parity.command.run_group": started,
+        "z2all_ds.quickstart.walk.build_corpus": started,
+        "z2all_ds.cluster.doctor.examine": lambda _: [],
+        "z2all_ds.cluster.doctor.examine_further": lambda _, run: examine_run(run) if run else [],
+        "z2all_ds.cluster.preflight.command.preflight": started,
+        "z2all_ds.cluster.overlay.command.agents_on": started,
         "z2all_ds.cluster.launch.multi_node.supervise": started,
         "z2all_ds.cluster.launch.multi_node.preflight": started,
         "z2all_ds.export.to_hf.compare_with_folder": lambda *_, **__: Verdict(0.0, 1, {}, WHOLE),
         "z2all_ds.tokenizer.train.learn_in_own_process": learned,
         "z2all_ds.track.board.serve.serve": read_once,
+        "z2all_ds.bench.in_ranks.run_group": started,
+        "z2all_ds.bench.step.measure_row": started,
+        "z2all_ds.bench.gpu_memory.gpu_count": lambda: 1,
+        "z2all_ds.bench.gpu_memory.measure": started,
+        "z2all_ds.bench.ops.measure_backend": started,
+        "z2all_ds.bench.floor.Attention": started,
+        "z2all_ds.bench.shapes.measure_in_passes": started,
+        "z2all_ds.bench.tokenizer.in_new_process": started,
+        "z2all_ds.bench.data.SEQUENCE_LENGTH": 32,  # the inputs are short
+        "z2all_ds.bench.data.Runner": started,
         "z2all_ds.corpus.executors._worker_processes": lambda _: WORKER_PROCESSES(1),
         "z2all_ds.base.storage.folders.FIRST_WAIT_SECONDS": 0.0,
         "z2all_ds.base.run_folder.LOCK_PATIENCE_SECONDS": 0.5,

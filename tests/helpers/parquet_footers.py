@@ -14,9 +14,9 @@ def varint(number: int, size: int = 1) -> bytes:
     return bytes(found[:-1]) + bytes([found[-1] & 127])
 
 
-def with_false_size(data: bytes, group: int = 0) -> bytes:
-    """Return the file with a size of 30 bytes for the first column of a row group."""
+def with_false_size(data: bytes, group: int = 0, column: int = 0) -> bytes:
+    """Return the file with a size of 30 bytes for a column of a row group."""
     footer = data[-8 - int.from_bytes(data[-8:-4], "little") :]
-    real = varint(2 * pq.read_metadata(io.BytesIO(data)).row_group(group).column(0).total_uncompressed_size)
+    real = varint(2 * pq.read_metadata(io.BytesIO(data)).row_group(group).column(column).total_uncompressed_size)
     assert real in footer
     return data[: -len(footer)] + footer.replace(real, varint(60, len(real)))

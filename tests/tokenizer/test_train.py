@@ -115,6 +115,16 @@ def test_an_interrupt_while_writing_leaves_no_files(
     assert (tmp_path / "t.tmp" / "notes").read_text() == "of the user"
 
 
+def test_a_shard_with_other_text_of_the_same_size_is_refused(small_corpus: Path, tmp_path: Path) -> None:
+    corpus = shutil.copytree(small_corpus, tmp_path / "corpus")
+    shard = corpus / next(shard.path for shard in load_manifest(corpus).shards if shard.domain == "en")
+    shard.write_bytes(shard.read_bytes().replace(b"the ", b"THE "))
+    with pytest.raises(DataError, match=rf"{shard.name}: its SHA-256 differs from the manifest"):
+        train_tokenizer(corpus, tmp_path / "t", 300, 60_000)
+    assert not (tmp_path / "t").exists()
+    train_tokenizer(corpus, tmp_path / "t", 300, 60_000, weights={"zh": 1.0})  # which does not read the shard
+
+
 def test_training_on_text_files_with_domain_weights(tmp_path: Path) -> None:
     (tmp_path / "en.txt").write_text("the cat sat on the mat\n" * 3000, "utf-8")
     (tmp_path / "zh.jsonl").write_text('{"text": "今天下雨，出门要带伞。"}\n' * 3000, "utf-8")

@@ -1,6 +1,7 @@
 """Curves for plots, read from files like those of a run."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,13 @@ def test_the_mixture_is_the_share_of_tokens_since_the_stage_began(tmp_path: Path
     assert run.curves["tokens_of_a"].y == pytest.approx([10 / 40, 20 / 50, 20 / 90, 0.5])
     assert run.curves["tokens_of_b"].y == pytest.approx([30 / 40, 30 / 50, 70 / 90, 0.5])
     assert [stage.first_step for stage in run.requested] == [0, 3]
+
+
+def test_a_line_without_an_end_is_refused(tmp_path: Path) -> None:
+    folder = written(tmp_path / "run", [{"step": 1, "loss": 1.0}])
+    os.truncate(folder / "metrics.jsonl", 10**11)
+    with pytest.raises(DataError, match=r"metrics\.jsonl: a record is longer than 4,194,304 bytes"):
+        read(folder)
 
 
 def test_a_line_that_is_not_json_is_refused(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Incremental reading of a file that grows, is truncated, and grows beyond its previous size."""
 
 import json
+import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from z2all_ds.track import tail as tail_module
+from z2all_ds.track.board.events import EventLog
+from z2all_ds.track.files import Files
 from z2all_ds.track.tail import LineTail
 
 
@@ -63,6 +68,50 @@ def test_reading_can_start_in_the_middle_of_a_file(tmp_path: Path) -> None:
     tail.skip_to(len(line(1, 1.0)))
     assert steps(tail.read().lines) == [2]
     assert not tail.read().is_restarted
+
+
+def test_a_line_that_is_too_long_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tail_module, "LONGEST_LINE_BYTES", 100)
+    path = tmp_path / "metrics.jsonl"
+    whole = line(1, 1.0) + b"x" * 1000 + b"\n" + line(2, 2.0) + b"y" * 150
+    for most_bytes in (8, 60, 1000, 10_000):
+        path.write_bytes(whole)
+        tail = LineTail(path)
+        found: list[bytes] = []
+        for text in (whole, whole + b"\n" + line(3, 3.0)):
+            path.write_bytes(text)
+            is_all = False
+            while not is_all:
+                new = tail.read(most_bytes)
+                is_all = new.is_all
+                begin = tail.offset - sum(len(one) + 1 for one in new.lines)
+                assert not new.is_restarted and (not new.lines or text.startswith(new.lines[0], begin))
+                found += new.lines
+        short = [one for one in found if len(one) < 100]
+        assert [json.loads(one)["step"] for one in short if one] == [1, 2, 3]
+        assert len(found) == 5
+
+
+def test_a_sparse_file_is_read_in_small_steps(tmp_path: Path) -> None:
+    """A file of zeros takes no space, and its line has no end."""
+    path = tmp_path / "events.jsonl"
+    path.touch()
+    os.truncate(path, 10**11)
+    log, stat = EventLog(Files(), str(path)), [1e11, 0.0, 1.0]
+    tracemalloc.start()
+    try:
+        assert all(log.update(stat) for _ in range(3))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 25
+        assert Files().lines_at(str(path), list(range(0, 10**11, 10**8))) == []
+    finally:
+        tracemalloc.stop()
+    os.truncate(path, 10 << 20)
+    with open(path, "ab") as file:
+        file.write(b"\n" + json.dumps({"event": "done", "step": 3}).encode() + b"\n")
+    log = EventLog(Files(), str(path))
+    for _ in range(5):
+        log.update(stat)
+    assert (log.unparsable, log.count, log.outcome) == (1, 1, "done")
 
 
 @settings(max_examples=60, deadline=None)

@@ -211,7 +211,27 @@ def test_the_last_outcome_of_a_run(events: list[str], word: str | None, tmp_path
         writer.event(event, step=1)
     writer.close()
     assert last_outcome(folder) == word
-    assert last_outcome(folder, len(events)) is None
+    assert last_outcome(folder, "ours") is None
+
+
+@pytest.mark.parametrize(
+    ("events", "word"),
+    [
+        (["done"], None),
+        (["started theirs", "done"], None),
+        (["started ours", "requeue"], "requeue"),
+        (["started ours", "failed", "started theirs", "done"], "failed"),
+        (["started theirs", "started ours"], "started"),
+    ],
+)
+def test_the_last_outcome_of_a_launch(events: list[str], word: str | None, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    writer = RunWriter(folder)
+    for event in events:
+        kind, _, launch = event.partition(" ")
+        writer.event(kind, step=1, **({"launch": launch} if launch else {}))
+    writer.close()
+    assert last_outcome(folder, "ours") == word
 
 
 @pytest.mark.parametrize(
@@ -293,7 +313,7 @@ def test_a_failure_that_cannot_be_recorded_is_one_line(tmp_path: Path, capsys: p
     assert line.startswith("the failure is not recorded: ") and "events.jsonl: is a link" in line
 
 
-@pytest.mark.parametrize("job", ["waits", "has started", "has started under our name"])
+@pytest.mark.parametrize("job", ["waits", "has started", "has started after ours", "has started under our name"])
 def test_a_failed_launch_leaves_the_run_of_another_job_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str
 ) -> None:
@@ -304,10 +324,12 @@ def test_a_failed_launch_leaves_the_run_of_another_job_alone(
     lock = folder.acquire_lock()
     if job != "waits":
         writer = RunWriter(folder)
-        writer.event("started", step=3, **({"launch": ours} if "our" in job else {}))
+        for launch in [ours, ""] if "after" in job else [ours] if "our" in job else [""]:
+            writer.event("started", step=3, **({"launch": launch} if launch else {}))
         writer.close()
     record_failed_launch(folder, "refused", 0)
-    assert (last_outcome(folder) == "failed") is ("our" in job)  # the process of a lost node may hold the lock for long
+    is_ours = job == "has started under our name"  # the process of a lost node may hold the lock for long
+    assert (last_outcome(folder) == "failed") is is_ours
     os.close(lock)
     record_failed_launch(folder, "refused", 0)
     assert last_outcome(folder) == "failed"

@@ -133,9 +133,16 @@ def test_a_rank_that_is_killed_while_it_loads_is_the_reason(
     assert event["reason"].startswith(KILLED)
 
 
-def test_the_watchdog_records_a_kill_while_loading_if_no_launcher_of_ours_does(
-    rank_0_alone: list[str], tmp_path: Path, small_corpus: Path, small_tokenizer: Path
+@pytest.mark.parametrize("launch", ["", "0123"])
+def test_the_watchdog_records_a_kill_while_loading_if_no_living_launcher_of_ours_does(
+    launch: str,
+    rank_0_alone: list[str],
+    tmp_path: Path,
+    small_corpus: Path,
+    small_tokenizer: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv(LAUNCH_VARIABLE, launch)
     folder = RunFolder(tmp_path / "run")
     arguments = run_arguments(folder.root, small_corpus, small_tokenizer, *SHORT)
     with ended(subprocess.Popen([*rank_0_alone, *arguments], stderr=subprocess.DEVNULL)):

@@ -10,12 +10,22 @@ import pytest
 import torch.distributed
 
 from z2all_ds.base import run_folder
-from z2all_ds.base.errors import EXIT_BUG, EXIT_OK, EXIT_REQUEUE, CheckpointError, DataError, TrainingError
+from z2all_ds.base.errors import (
+    EXIT_BUG,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_REQUEUE,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    TrainingError,
+)
 from z2all_ds.base.fault_records import LAUNCH_VARIABLE, OUT_OF_MEMORY, Fault, has_fault, write_fault
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.base.world import World
 from z2all_ds.track.writer import RunWriter, read_records
 from z2all_ds.train import pretrain
+from z2all_ds.train.rank import Rank
 
 
 @pytest.mark.parametrize(("code", "leaves"), [(EXIT_OK, True), (EXIT_REQUEUE, True), (TrainingError.exit_code, False)])
@@ -72,9 +82,9 @@ def recorded(folder: RunFolder) -> list[tuple[str, str | None]]:
     return [(event["event"], event.get("reason")) for event in read_records(folder.events)]
 
 
-def record(folder: RunFolder, kind: str) -> None:
+def record(folder: RunFolder, kind: str, **details: str) -> None:
     writer = RunWriter(folder)
-    writer.event(kind, step=1)
+    writer.event(kind, step=1, **details)
     writer.close()
 
 
@@ -111,6 +121,21 @@ def test_rank_0_records_why_it_ends_before_the_start_unless_its_launcher_does(
     os.close(folder.acquire_lock())  # it is free
 
 
+def test_rank_0_trains_in_the_folder_that_it_has_locked(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost: list[bool] = []
+
+    def train_rank(rank: Rank) -> str:
+        lost.append(rank.folder.is_lost)
+        (folder.root / ".lock").rename(folder.root / "old")
+        lost.append(rank.folder.is_lost)
+        return "done"
+
+    monkeypatch.setattr(pretrain, "check_inputs", lambda *arguments: None)
+    monkeypatch.setattr(pretrain, "train_rank", train_rank)
+    assert pretrain.main([f"run_dir={folder.root}"]) == EXIT_OK
+    assert lost == [False, True]
+
+
 def test_a_finished_run_is_not_failed_by_another_start(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     record(folder, "done")
     end_with(monkeypatch, DataError("corpus c", "is gone", "Find it."))
@@ -118,17 +143,37 @@ def test_a_finished_run_is_not_failed_by_another_start(folder: RunFolder, monkey
     assert recorded(folder) == [("done", None)]
 
 
+@pytest.mark.parametrize("has_started", [False, True])
 def test_the_error_of_another_rank_that_failed_first_is_the_reason(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+    has_started: bool, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lose_rank_1(*arguments: object) -> None:
+        if has_started:
+            record(folder, "started")
+            record(folder, "failed", reason="LostPeer: another rank")
         write_fault(folder, Fault(OUT_OF_MEMORY, 1, "here", "OutOfMemoryError: rank 1", 1))
         raise RuntimeError("connection closed by peer")
 
     monkeypatch.setattr(pretrain, "check_inputs", lose_rank_1)
     write_fault(folder, Fault("data", 2, "here", "DataError: of an earlier start", 3, time_unix=time.time() - 60))
     assert pretrain.main([f"run_dir={folder.root}"]) == EXIT_BUG
-    assert recorded(folder) == [("failed", "OutOfMemoryError: rank 1")]
+    started = [("started", None), ("failed", "LostPeer: another rank")] if has_started else []
+    assert recorded(folder) == [*started, ("failed", "OutOfMemoryError: rank 1")]
+
+
+def test_a_direct_start_leaves_a_folder_of_others_as_it_is(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder.config.write_text("mine")
+    assert pretrain.main([f"run_dir={folder.root}"]) == ConfigError.exit_code
+    assert capfd.readouterr().err.startswith(f"ConfigError: run_dir={folder.root}: has run.yaml, which a run would")
+    assert [path.name for path in folder.root.iterdir()] == ["run.yaml"]
+    folder.config.unlink()
+    end_with(monkeypatch, KeyboardInterrupt())
+    assert pretrain.main([f"run_dir={folder.root}"]) == EXIT_INTERRUPTED
+    folder.config.touch()
+    folder.events.unlink()
+    folder.require_ours()  # a run that was killed early has used it
 
 
 def test_a_rank_other_than_0_records_nothing(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from z2all_ds.base.config import load_run_config
 from z2all_ds.base.config.stages import run_stages
 from z2all_ds.base.errors import ConfigError
 from z2all_ds.base.run_folder import RunFolder
+from z2all_ds.track.writer import read_records
 from z2all_ds.train.schedules import learning_rate
 
 PEAK = 0.003
@@ -30,14 +31,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory, small_corpus: Path, small_tok
         settings = ("deepspeed=zero1", "schedule.min_ratio=0", "schedule.warmup_steps=2")
         return run_arguments(folder / run, small_corpus, small_tokenizer, *settings, *overrides)
 
+    default_lanes = "data.num_lanes=null"
     wsd = ("schedule.kind=wsd", "schedule.decay_steps=2")
     plan = [
         arguments("wsd", *wsd, "train.steps=6", "train.stop_at_step=4"),
         arguments("wsd", *wsd, "train.steps=8"),
         arguments("wsd", *wsd, "train.steps=12"),  # refused: the rate has already decayed
-        arguments("cosine", "train.steps=6", "train.stop_at_step=4"),
-        arguments("cosine", "train.steps=8"),
-        arguments("cosine", "train.steps=8", "schedule.allow_jump=true"),
+        arguments("cosine", default_lanes, "train.steps=6", "train.stop_at_step=4"),
+        arguments("cosine", default_lanes, "train.steps=8"),
+        arguments("cosine", default_lanes, "train.steps=8", "schedule.allow_jump=true", "train.global_batch=24"),
         arguments("annealed", *ANNEALED, "train.stop_at_step=7"),
         arguments("annealed", *ANNEALED),
     ]
@@ -77,6 +79,20 @@ def test_extending_a_cosine_run_is_refused_unless_a_jump_is_allowed(runs: Path) 
     assert len(found) == 8
     assert found[3:5] == pytest.approx([0.00225, 0.00196353], rel=1e-5)
     assert found[-1] == 0.0
+
+
+def test_settings_that_a_resume_changes_are_said_and_recorded(runs: Path) -> None:
+    run = RunFolder(runs / "cosine")
+    *_, started = [event for event in read_records(run.events) if event["event"] == "started"]
+    assert started["changed_settings"] == {"schedule.allow_jump": [False, True], "stage.global_batch": [8, 24]}
+    assert started["learning_rate_jump"].startswith("learning rate 0.00196353 for step 5")
+    (line,) = lines(run.root, start="settings changed since then: ")
+    assert line.endswith("schedule.allow_jump False -> True, stage.global_batch 8 -> 24")
+    # Four steps of 256 tokens, then four of three times as many.
+    assert [record["tokens_seen"] for record in metrics(run.root)] == [256, 512, 768, 1024, 1792, 2560, 3328, 4096]
+    trainer = json.loads((run.checkpoints / "step_00000008" / "trainer.json").read_text())
+    assert trainer["tokens_seen"] == 4096
+    assert load_run_config(str(run.config)).num_lanes == 64  # by default, this batch has 72
 
 
 def test_a_stop_within_an_annealing_stage_keeps_the_rates_by_tokens(runs: Path) -> None:

@@ -4,7 +4,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -16,11 +16,11 @@ MARK = ".z2all_temporary"
 
 
 @contextmanager
-def atomic_folder(out: Path, replaces: bool = False) -> Iterator[Path]:
+def atomic_folder(out: Path, replaces: Callable[[Path], None] | None = None) -> Iterator[Path]:
     """Yield a temporary folder next to `out` and rename it to `out` at the end; delete it on an error or Ctrl-C.
 
-    `replaces`: also if `out` exists; otherwise, a folder there must be empty. A killed process leaves its temporary
-    folder without the lock. The next call with the same parent deletes it.
+    `replaces`: raises unless it accepts that `out` is replaced as it is at the end; by default, a folder there must be
+    empty. A killed process leaves its temporary folder without the lock. The next call with the same parent deletes it.
     """
     make_folder(out.parent)
     _delete_leftovers(out.parent)
@@ -32,6 +32,8 @@ def atomic_folder(out: Path, replaces: bool = False) -> Iterator[Path]:
         temporary.chmod(0o755)  # mkdtemp makes it private
         yield temporary
         (temporary / MARK).unlink()
+        if replaces:
+            replaces(out)
         if replaces and out.exists():
             _replace(temporary, out)
         else:

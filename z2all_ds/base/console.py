@@ -3,13 +3,14 @@
 Progress goes to stderr, results to stdout, so that `z2all ... --json > file` stays clean.
 """
 
+import errno
 import os
 import sys
 import threading
 import time
 import unicodedata
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -44,9 +45,24 @@ def _escaped(character: str) -> str:
 
 
 def say(line: str) -> None:
-    """Print one line to stderr in a single write, since other processes may write to the same terminal."""
-    sys.stderr.write(f"{printable(line)}\n")
-    sys.stderr.flush()
+    """Print one line to stderr in a single write, since other processes may write to the same terminal.
+
+    A line that cannot be shown is dropped and does not end the action that it is about.
+    """
+    try:
+        sys.stderr.write(f"{printable(line)}\n")
+        sys.stderr.flush()
+    except OSError as error:
+        if error.errno in (errno.EPIPE, errno.EIO):  # `| tee log` has ended, or the terminal is closed
+            _drop_stderr()
+
+
+def _drop_stderr() -> None:
+    """Send later output to /dev/null: at exit, Python flushes stderr again and ends with code 120 if that fails."""
+    with suppress(OSError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stderr.fileno())
+        os.close(nowhere)
 
 
 def human_bytes(count: float) -> str:

@@ -6,18 +6,23 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from z2all_ds.base.console import say
 from z2all_ds.base.errors import CheckpointError, ConfigError
+from z2all_ds.base.json_text import load_json
+from z2all_ds.base.storage.open_files import open_regular
 
 LOCK, LAUNCH_LOCK = ".lock", ".launch_lock"
-"""Files that every run has in its folder."""
+"""Files that every run has in its folder. The second also marks the folder as ours: many programs have a `.lock`."""
+LAUNCH_FILES = ("run.yaml", "hostfile", "ssh_config", "deepspeed_env", "deepspeed_env_of_launch", "tasks", "rank.py")
+"""Files that a launch writes into the folder `launch`."""
 LOCK_PATIENCE_SECONDS = 20.0
 """The last rank of a killed run needs a second or two to notice and exit; then its lock is released."""
 SILENT_SECONDS = 2.0
 POLL_SECONDS = 0.2
+MAX_EVENT_BYTES = 1 << 20
 PRIVATE = 0o600
 """Mode of lock files: whoever can open a file can lock it."""
 
@@ -27,6 +32,8 @@ class RunFolder:
     """The folder of one run, with all paths used in it."""
 
     root: Path
+    lock_id: list[int] | None = field(default=None, compare=False)
+    """Device and inode of the lock that this job holds, if it is known."""
 
     @property
     def config(self) -> Path:
@@ -141,6 +148,14 @@ class RunFolder:
             fix = "Remove the link, and start with --resume and a checkpoint of that run, or copy its folder."
             raise CheckpointError(f"{self.checkpoints}", rule, fix)
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the folder that this job locked was moved or deleted; another job may use one at its path."""
+        try:
+            return self.lock_id is not None and file_id(self.root / LOCK) != self.lock_id
+        except OSError:  # the disk cannot be reached for now
+            return False
+
     @contextmanager
     def launching(self) -> Iterator[None]:
         """Keep other launches from this folder, and wait until no job writes to it. Ranks lock it themselves, since
@@ -153,14 +168,31 @@ class RunFolder:
         finally:
             os.close(descriptor)
 
+    def claim(self) -> None:
+        """Do the same as `require_ours`, and mark the folder as one that a run has used."""
+        self.require_ours()
+        self.root.mkdir(parents=True, exist_ok=True)
+        os.close(open_lock_file(self.root / LAUNCH_LOCK))
+
     def require_ours(self) -> None:
         """Refuse a folder that no run has used and that has files under names of a run, which would be replaced."""
-        files = (self.config, self.ds_config, self.environment, self.metrics, self.events, self.stop_request)
+        records = (self.metrics, self.events, self.health, self.lineage, self.stop_request)
+        launch = (self.launch_config.with_name(name) for name in LAUNCH_FILES)
+        logs = self.root.glob("logs/launcher*.log")
+        files = (self.config, self.ds_config, self.environment, *records, *launch, *logs)
         found = [path for path in files if os.path.lexists(path)]
-        was_run = {self.config, self.environment, self.events} <= set(found)  # a copy may lack the locks
-        if found and not was_run and not any((self.root / name).is_file() for name in (LOCK, LAUNCH_LOCK)):
-            rule = f"has {found[0].name}, which a run would replace, but was not written by a run"
+        if found and not self._was_used():
+            rule = f"has {found[0].relative_to(self.root)}, which a run would replace, but was not written by a run"
             raise ConfigError(f"run_dir={self.root}", rule, "Use a new folder, or move that file.")
+
+    def _was_used(self) -> bool:
+        """Return whether a run has used the folder: it has our mark or, as a copy may lack it, our files."""
+        if (self.root / LAUNCH_LOCK).is_file() or any(self.checkpoints.glob("step_*/MANIFEST.json")):
+            return True
+        with suppress(OSError, ValueError), os.fdopen(open_regular(self.events), "rb") as events:
+            first = load_json(events.readline(MAX_EVENT_BYTES))
+            return isinstance(first, dict) and {"time_unix", "event"} <= first.keys()
+        return False
 
     def _acquire(self, name: str, patience_seconds: float | None) -> int:
         self.root.mkdir(parents=True, exist_ok=True)
@@ -173,6 +205,14 @@ class RunFolder:
         raise CheckpointError(
             f"run folder {self.root}", "another job is writing to it", "Stop that job or set a different run_dir."
         )
+
+
+def file_id(file: Path | int) -> list[int] | None:
+    """Return device and inode of a file, given by its path or descriptor; None if it does not exist."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        found = os.stat(file)
+        return [found.st_dev, found.st_ino]
+    return None
 
 
 def open_lock_file(path: Path) -> int:

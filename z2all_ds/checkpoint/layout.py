@@ -34,11 +34,14 @@ TEMPORARY_PREFIX = ".tmp_"
 FIX_DAMAGED = "Use another checkpoint, or restore this one from a copy."
 REQUIRED = (TRAINER, DATA_STATE, f"{STATE_FOLDER}/{STATE_INDEX}")
 OUR_FILES = re.compile(
-    rf"(?:MANIFEST\.json|{TRAINER}|{DATA_STATE}|rng_rank_\d+\.pt|{STATE_FOLDER}/[A-Za-z0-9_.-]+)(?:\.tmp)?"
+    rf"(?:MANIFEST\.json|{TRAINER}|{DATA_STATE}|rng_rank_\d+\.pt"
+    rf"|{STATE_FOLDER}/(?:{STATE_INDEX}|rank_\d{{5,}}\.safetensors|opaque_rank_\d{{5,}}\.pt))(?:\.tmp)?"
     r"|written_by_\d+\.(?:json|part)",
     re.ASCII,
 )
 """Names of files in a checkpoint, finished or not."""
+OUR_TEMPORARY = re.compile(rf"{re.escape(TEMPORARY_PREFIX)}step_\d{{8,}}_[0-9a-f]{{8}}", re.ASCII)
+"""Names of the temporary folders of all saves."""
 
 
 @dataclass(frozen=True)
@@ -264,9 +267,11 @@ def asked_checkpoint(checkpoints: Path, resume: str, verify_checksums: bool) -> 
 
 
 def leftovers(checkpoints: Path) -> list[Path]:
-    """Return the remains of interrupted saves and deletions: temporary folders, and steps without a manifest."""
+    """Return the remains of interrupted saves and deletions: temporary folders, and steps without a manifest. Without a
+    file of ours, only the name of a temporary folder shows whose it is."""
     unsealed = set(step_folders(checkpoints)) - set(sealed_folders(checkpoints))
-    return sorted(filter(is_ours, [*checkpoints.glob(f"{TEMPORARY_PREFIX}step_*"), *unsealed]))
+    found = filter(is_ours, [*checkpoints.glob(f"{TEMPORARY_PREFIX}step_*"), *unsealed])
+    return sorted(p for p in found if OUR_TEMPORARY.fullmatch(p.name) or any(f.is_file() for f in p.rglob("*")))
 
 
 def remove_leftovers(checkpoints: Path) -> list[str]:

@@ -32,7 +32,7 @@ from z2all_ds.base.atomic import write_whole
 from z2all_ds.base.errors import CheckpointError
 from z2all_ds.base.json_text import load_json
 from z2all_ds.base.process_memory import available_bytes
-from z2all_ds.base.run_folder import RunFolder, wait_for_lock
+from z2all_ds.base.run_folder import RunFolder, file_id, wait_for_lock
 from z2all_ds.base.storage.open_files import read_regular
 from z2all_ds.checkpoint.layout import (
     REQUIRED,
@@ -138,6 +138,14 @@ class SnapshotFolder:
                     return size_bytes - self.size_bytes
         return 0
 
+    def is_of(self, run_dir: Path) -> bool:
+        """Whether it belongs to this run folder: another container may have another one at the same path. True if
+        the snapshots do not say so."""
+        try:
+            return bool(load_json(read_regular(self.path / _RUN_ID)) == _run_id(run_dir))
+        except (OSError, ValueError):
+            return True
+
     def is_abandoned(self, run_dir: Path, without_parent: bool) -> bool:
         """Whether the run folder was moved or deleted.
 
@@ -179,11 +187,7 @@ def _locked(path: Path, patience_seconds: float) -> int | None:
 
 def _run_id(run_dir: Path) -> list[list[int] | None]:
     """Return device and inode of the folder around a run folder and of itself; None for one that does not exist."""
-    found: list[list[int] | None] = [None, None]
-    for number, path in enumerate((run_dir.parent, run_dir)):
-        with suppress(FileNotFoundError, NotADirectoryError):
-            found[number] = [path.stat().st_dev, path.stat().st_ino]
-    return found
+    return [file_id(run_dir.parent), file_id(run_dir)]
 
 
 def new_lineage() -> str:
@@ -276,7 +280,7 @@ def all_snapshot_folders() -> dict[SnapshotFolder, Path]:
 def remove_snapshots(folder: RunFolder, but: SnapshotFolder | None = None) -> None:
     """Remove all snapshots of a run from this machine, except those of one lineage."""
     for found, run_dir in all_snapshot_folders().items():
-        if run_dir == folder.root and found != but:
+        if run_dir == folder.root and found != but and found.is_of(run_dir):
             found.remove()
 
 
@@ -284,7 +288,8 @@ def unneeded_snapshots(pruned: RunFolder | None = None) -> list[SnapshotFolder]:
     """Return the snapshots that no process uses and whose run folder was moved or deleted; for `prune --memory` also
     those of its run."""
     found = {
-        snapshots: (pruned and run_dir == pruned.root) or snapshots.is_abandoned(run_dir, pruned is not None)
+        snapshots: (pruned and run_dir == pruned.root and snapshots.is_of(run_dir))
+        or snapshots.is_abandoned(run_dir, pruned is not None)
         for snapshots, run_dir in all_snapshot_folders().items()
     }
     return [snapshots for snapshots, is_unneeded in found.items() if is_unneeded and not snapshots.is_in_use]

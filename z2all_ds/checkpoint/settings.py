@@ -1,23 +1,32 @@
 """The settings that a checkpoint was made with. They are stored in it, since run.yaml may change afterwards."""
 
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from z2all_ds.base.config import RunConfig
-from z2all_ds.base.config.sections import ModelSection
+from z2all_ds.base.config.sections import GuardSection, ModelSection, OptimizerSection, ScheduleSection
 from z2all_ds.base.config.stages import RunStage, run_stages, stage_at
 from z2all_ds.base.errors import CheckpointError
 from z2all_ds.base.foreign_content import explain_content
-from z2all_ds.checkpoint.layout import FIX_DAMAGED, TRAINER, Checkpoint
+from z2all_ds.base.paths import full_path
+from z2all_ds.base.run_folder import RunFolder
+from z2all_ds.checkpoint.layout import FIX_DAMAGED, TRAINER, Checkpoint, sealed_folders
 
 NOT_THE_FUNCTION = ("initializer_range", "max_position_embeddings", "attention_dropout", "dropout1", "dropout2")
 """Settings of the model that do not change what given weights compute."""
 OTHERS = {
-    "optimizer": ("kind", "rounding", "betas", "eps", "weight_decay"),
-    "data": ("document_mask",),
-    "train": ("global_batch", "sequence_length", "gradient_clipping"),
+    "optimizer": tuple(OptimizerSection.model_fields),
+    "schedule": tuple(ScheduleSection.model_fields),
+    "guard": tuple(GuardSection.model_fields),
+    "data": ("document_mask", "skip_samples", "on_bad_record"),
+    "ops": ("linear",),
+    "train": ("gradient_clipping",),
 }
 """Settings that change the training but not the model."""
+OF_STAGE = ("global_batch", "sequence_length")
+"""The same, of the stage in effect."""
 MODEL, SETTINGS = "model", "settings"
 """Their keys in the trainer's record of a checkpoint."""
 
@@ -27,7 +36,21 @@ def recorded_settings(run: RunConfig, stage: RunStage) -> dict[str, Any]:
     found = run.model_dump(mode="json")
     listed = {**OTHERS, "model": NOT_THE_FUNCTION}
     others = {f"{section}.{key}": found[section][key] for section, keys in listed.items() for key in keys}
-    return {MODEL: {**found["model"], "rope_theta": stage.rope_theta}, SETTINGS: others}
+    of_stage = {f"stage.{name}": getattr(stage, name) for name in OF_STAGE}
+    return {MODEL: {**found["model"], "rope_theta": stage.rope_theta}, SETTINGS: {**others, **of_stage}}
+
+
+def with_saved_lanes(run: RunConfig, resume: str) -> RunConfig:
+    """Return the config with the number of lanes of the checkpoint on disk from which it resumes, unless it sets one:
+    the default depends on the batch, which a resume may change."""
+    found = sealed_folders(RunFolder(full_path(run.run_dir)).checkpoints) if resume == "auto" else [Path(resume)]
+    if not found or run.data.num_lanes or resume == "never":
+        return run
+    lanes = None
+    with suppress(CheckpointError, LookupError, TypeError):  # reported when it is loaded
+        lanes = Checkpoint(found[-1], 0).data_state["num_lanes"]
+    is_valid = type(lanes) is int and lanes > 0
+    return run.model_copy(update={"data": run.data.model_copy(update={"num_lanes": lanes})}) if is_valid else run
 
 
 def model_of(run: RunConfig, checkpoint: Checkpoint) -> ModelSection:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.checkpoint import layout
 from z2all_ds.checkpoint.disk_file import Content, write_file
 from z2all_ds.checkpoint.retention import Retention, prune
@@ -28,6 +29,8 @@ class Job:
     ranks: int = 1
     retention: dict[str, int] = field(default_factory=dict)
     """Fields of `Retention`; nothing is deleted if empty."""
+    lock_id: list[int] | None = None
+    """Lock of the run folder that this checkpoint is for; it may have been moved meanwhile."""
 
     @property
     def temporary(self) -> Path:
@@ -64,6 +67,8 @@ def write_checkpoint(
     problem = next((part.problem for part in parts if part.problem), None)
     if job.rank == 0:
         try:
+            if problem is None and RunFolder(Path(job.checkpoints).parent, job.lock_id).is_lost:
+                problem = "the run folder was moved or deleted"
             if problem is None:
                 entries = {name: entry for part in parts for name, entry in part.entries.items()}
                 layout.seal(Path(job.checkpoints), job.step, entries, job.attempt)

@@ -7,7 +7,7 @@ import typer
 
 from z2all_ds.base.console import say
 from z2all_ds.base.reports import print_lines, print_report
-from z2all_ds.cli.options import JsonOption, WorkersOption, refuse_without_effect
+from z2all_ds.cli.options import FollowLinksOption, JsonOption, WorkersOption, refuse_without_effect
 from z2all_ds.cli.verbs import Verbs
 
 if TYPE_CHECKING:
@@ -32,10 +32,6 @@ ReplaceOption = Annotated[
     bool, typer.Option("--replace", help="Overwrite a corpus that was built from different inputs.")
 ]
 RayOption = Annotated[str | None, typer.Option(help="Address of a Ray cluster to run on; `local` starts one here.")]
-FollowLinksOption = Annotated[
-    bool,
-    typer.Option("--follow-links", help="Also read files that links in the given folders lead to outside of them."),
-]
 CodeOption = Annotated[bool, typer.Option("--code", help="The texts are code: cleaning does not alter them.")]
 ComposeOption = Annotated[
     str, typer.Option(help=r"Compose the content from several fields, e.g. '{title}\n{content}'.")
@@ -258,7 +254,7 @@ def corpus_tokenize(
     replace: ReplaceOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Tokenize a corpus once; training then reads tokens instead of text, with the same samples."""
+    """Tokenize a corpus once; training then reads tokens. A run that began on text keeps its samples."""
     from z2all_ds.data.tokens import tokenizing as impl
 
     manifest = impl.tokenize_corpus(corpus, tokenizer, out, workers, replace, on_bad_record)

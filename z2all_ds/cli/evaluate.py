@@ -7,7 +7,7 @@ import typer
 
 from z2all_ds.base.errors import ConfigError, TrainingError, Z2allError
 from z2all_ds.base.reports import print_report, to_json
-from z2all_ds.cli.options import JsonOption, given, refuse_without_effect
+from z2all_ds.cli.options import FollowLinksOption, JsonOption, given, refuse_without_effect
 from z2all_ds.cli.verbs import Verbs
 
 evaluate_app = Verbs(no_args_is_help=True, help="Evaluate a model.")
@@ -45,13 +45,14 @@ def ppl(
     batch: Annotated[int, typer.Option(help="Windows per batch.")] = 8,
     ranks: Annotated[int, typer.Option(help="Number of processes, each on its own GPU or share of the cores.")] = 1,
     dtype: DtypeOption = "auto",
+    follow_links: FollowLinksOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure perplexity per domain, by token, byte and character; bits per byte are comparable across tokenizers."""
     from z2all_ds.evaluate.perplexity import describe, measure_perplexity
     from z2all_ds.evaluate.perplexity_rank import PerplexitySettings
 
-    settings = PerplexitySettings(data, documents, window, stride, packed, bos, batch, dtype)
+    settings = PerplexitySettings(data, documents, window, stride, packed, bos, batch, dtype, follow_links)
     measured = measure_perplexity(models, settings, ranks)
     print_report(measured, as_json, describe, lambda found: {"question": settings, "models": found})
 

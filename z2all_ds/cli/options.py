@@ -25,6 +25,10 @@ Overrides = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 WorkersOption = Annotated[int | None, typer.Option(help="Worker processes on this machine (default: one per core).")]
+FollowLinksOption = Annotated[
+    bool,
+    typer.Option("--follow-links", help="Also read files that links in the given folders lead to outside of them."),
+]
 
 
 def given(context: typer.Context) -> dict[str, str]:

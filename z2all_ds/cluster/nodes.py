@@ -112,7 +112,7 @@ class NodeSettings(Section):
     interface: Interface | None = None
     """Network interface for gloo and NCCL; default: the one with the inside address."""
     environment: dict[str, Text] = Field(default_factory=dict)
-    """Variables for the ranks of this node only. They never appear on a command line."""
+    """Variables for the ranks of this node only; the launcher and the programs that it runs do not get them."""
     python: FilePath | None = None
     """Interpreter there; default: the path of the one that launches."""
 

@@ -1,13 +1,14 @@
 """Turns a folder of .jsonl or .parquet files into a corpus in place; the files are not copied or changed.
 
 Every file is read completely, to check its records, to count and hash it, and to make the line index of JSON Lines. The
-manifest is written last. The domain of a file is its top-level subfolder, or its name without a trailing number; files
-whose name is only a number (000_00012.parquet) belong to one domain, named like the folder.
+manifest is written last. The domain of a file is its top-level subfolder, or its name without its number; files whose
+name is only a number (000_00012.parquet) belong to one domain, named like the folder.
 """
 
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -44,12 +45,20 @@ FIRST_RECORDS_BYTES = 1 << 22
 """The text field is looked for in up to this many records or bytes, because some records may be invalid."""
 LARGE_ROW_GROUP_BYTES = 128 * 10**6
 _TEMPORARY = (TEMPORARY_SUFFIX, ".part", ".partial", ".incomplete", ".crdownload", "~")
+_UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_AFTER_PIECE = "|".join(f"(?<={word})" for word in ("batch", "chunk", "data", "file", "part", "shard", "split"))
+# A number after a dot that follows a digit may be a version (v1.5), and one right after a letter part of a name (c4).
 _NUMBERED = re.compile(
-    r"(.+?)(-\d+|_\d+|\.\d{3,})([-_]of[-_]\d+)?(-[0-9a-f]{8}[0-9a-f-]*)?(-c\d+)?(\.(snappy|gz|zstd|lz4))?"
+    rf"(.+?)([-_]\d+|\.\d{{3,}}|(?<!\d)\.\d+|({_AFTER_PIECE})\d+|[-_.]{_UUID})"
+    r"([-_]of[-_]\d+)?(-[0-9a-f]{8}[0-9a-f-]*)?(-c\d+)?(\.(snappy|gz|zstd|lz4))?",
+    re.IGNORECASE,
 )
-_ONLY_NUMBER = re.compile(r"\d+([-_.]\d+)+|0\d*|\d{1,3}|\d{5,}")
-FILES_AS_DOMAINS = 10
-"""If so many files have a domain each, their names were probably not meant to name domains."""
+_NUMBER_INSIDE = re.compile(r"(.+?)[-_]\d{5,}([-_][A-Za-z_-]+)")
+_ONLY_NUMBER = re.compile(rf"\d+([-_.]\d+)*|{_UUID}", re.IGNORECASE)
+_YEAR = re.compile(r"(19|20)\d\d")
+FILES_AS_DOMAINS, NUMBERED_FILES_AS_DOMAINS = 10, 3
+"""If most files have a domain each, and they are at least this many, or this many with a digit in their name, their
+names were probably not meant to name domains."""
 
 
 class _Adopted(NamedTuple):
@@ -92,14 +101,15 @@ def adopt_corpus(
         if on_error == "stop":
             for _ in run(partial(_check_field, folder, text_field), names):
                 pass
-        work = partial(_adopt_file, folder, text_field, domain, on_error)
-        adopted = run_all(run, work, names, "adopt", list(sizes.values()))
+        folder_name = Path(folder.location).resolve().name if folder.is_local else folder.location.rpartition("/")[2]
+        domains = dict.fromkeys(names, domain) if domain else domains_of(names, folder_name or "documents")
+        work = partial(_adopt_file, folder, text_field, on_error)
+        adopted = run_all(run, work, list(domains.items()), "adopt", list(sizes.values()))
     if bad := sum(one.bad for one in adopted):
         say(f"warning: {bad:,} records have no valid text; a run reads this corpus only with data.on_bad_record=skip")
     _warn_of_large_groups(adopted)
     shards = tuple(sorted((one.shard for one in adopted), key=lambda shard: (shard.domain, shard.path)))
-    if FILES_AS_DOMAINS <= len(shards) == len({shard.domain for shard in shards}):
-        say(f"warning: each of the {len(shards)} files is a domain of its own; --domain NAME makes them one")
+    _warn_of_files_as_domains(shards)
     documents = sum(shard.documents for shard in shards)
     if not documents:
         raise DataError(folder.location, "the files contain no documents", "Give a folder with text.")
@@ -113,16 +123,25 @@ def adopt_corpus(
     return manifest
 
 
-def domain_of(name: str, folder_name: str = "documents") -> str:
-    """Return zh for `zh/a/b.jsonl`, web for `web-00012.jsonl`, and `folder_name` for `000_00012.parquet`."""
-    parts = PurePosixPath(name).parts
-    if len(parts) > 1:
-        return parts[0]
-    stem = PurePosixPath(name).stem
-    if _ONLY_NUMBER.fullmatch(stem):
-        return folder_name
-    numbered = _NUMBERED.fullmatch(stem)
-    return numbered[1] if numbered else stem
+def domains_of(names: Iterable[str], folder_name: str) -> dict[str, str]:
+    """Return the domain of each file: zh for `zh/a/b.jsonl`, web for `web-00012.jsonl`, and `folder_name` for
+    `000_00012.parquet`. Years (`2023.jsonl`) are domains if all files that are named by a number are years."""
+    paths = {name: PurePosixPath(name) for name in names}
+    numbers = {path.stem for path in paths.values() if len(path.parts) == 1 and _ONLY_NUMBER.fullmatch(path.stem)}
+    if all(map(_YEAR.fullmatch, numbers)):
+        numbers = set()
+    return {
+        name: path.parts[0] if len(path.parts) > 1 else folder_name if path.stem in numbers else _unnumbered(path.stem)
+        for name, path in paths.items()
+    }
+
+
+def _unnumbered(stem: str) -> str:
+    """Return `web` for `web-00012`, and `web_clean` for `web_00012_clean`."""
+    if found := _NUMBERED.fullmatch(stem):
+        return found[1]
+    inside = _NUMBER_INSIDE.fullmatch(stem)
+    return inside[1] + inside[2] if inside else stem
 
 
 def _find_files(folder: Folder, replace: bool) -> dict[str, int]:
@@ -167,9 +186,9 @@ def _check_field(folder: Folder, text_field: str, name: str) -> None:
             check_text_column(open_parquet(folder, name, size, where), text_field, where)
             return
         lines, fields = list[bytes](), dict[str, None]()
-        for line in _first_lines(folder, name, size):
+        for line in first_lines(folder, name, size):
             lines.append(line)
-            fields |= _fields_of(line)
+            fields |= fields_of(line)
             if text_field in fields:
                 return
     if fields:
@@ -187,7 +206,7 @@ def _refuse_first(lines: Sequence[bytes], text_field: str, where: str) -> None:
         raise DataError(where, f"{error.rule}; no valid record up to line {len(lines)}", fix) from None
 
 
-def _first_lines(folder: Folder, name: str, size: int) -> Iterator[bytes]:
+def first_lines(folder: Folder, name: str, size: int) -> Iterator[bytes]:
     """Yield some lines from the beginning of the file: FIRST_RECORDS, or fewer if they are long."""
     stream, size_read = io.BufferedReader(RangeFile(folder, name, size), FIRST_READ_BYTES), 0
     for line in islice(stream, FIRST_RECORDS):
@@ -197,7 +216,7 @@ def _first_lines(folder: Folder, name: str, size: int) -> Iterator[bytes]:
             return
 
 
-def _fields_of(line: bytes) -> dict[str, None]:
+def fields_of(line: bytes) -> dict[str, None]:
     """Return the fields of the record; none if the line is not a record."""
     with suppress(ValueError):
         record = load_json(line)
@@ -214,18 +233,17 @@ def _guessed_field(folder: Folder, sizes: dict[str, int]) -> str:
         if is_parquet(name):
             fields = list(open_parquet(folder, name, sizes[name], where).schema_arrow.names)
         elif name:
-            fields = [field for line in _first_lines(folder, name, sizes[name]) for field in _fields_of(line)]
+            fields = [field for line in first_lines(folder, name, sizes[name]) for field in fields_of(line)]
     found = next((one for one in (DEFAULT_TEXT_FIELD, *CONTENT_NAMES) if one in fields), DEFAULT_TEXT_FIELD)
     if found != DEFAULT_TEXT_FIELD:
         say(f"the text is in the field `{found}`; --text-field chooses another")
     return found
 
 
-def _adopt_file(folder: Folder, text_field: str, domain: str | None, on_error: str, name: str) -> _Adopted:
-    """Check, count and hash a file, and store its line index."""
+def _adopt_file(folder: Folder, text_field: str, on_error: str, file: tuple[str, str]) -> _Adopted:
+    """Check, count and hash a file, given as its name and domain, and store its line index."""
+    name, domain = file
     where = folder.where(name)
-    folder_name = Path(folder.location).resolve().name if folder.is_local else folder.location.rpartition("/")[2]
-    domain = domain or domain_of(name, folder_name or "documents")
     with read_errors(where, "Restore it, or remove it."):
         stamp = folder.stamp(name)
         found = check_shard(folder, name, text_field, stamp.size)
@@ -243,6 +261,18 @@ def _adopt_file(folder: Folder, text_field: str, domain: str | None, on_error: s
     if not is_parquet(name):
         store_index(folder, name, stamp, found.scan.offsets())
     return _Adopted(shard, max(found.text_column_bytes, default=0), found.bad)
+
+
+def _warn_of_files_as_domains(shards: Sequence[ShardInfo]) -> None:
+    """Files with a number (web-00000.jsonl) and files in subfolders do not count: these are meant to form domains."""
+    files = Counter(shard.domain for shard in shards)
+    alone = [one.domain for one in shards if files[one.domain] == 1 and one.path.rpartition(".")[0] == one.domain]
+    with_digit = [name for name in alone if any(map(str.isdigit, name))]
+    is_suspicious = len(alone) >= FILES_AS_DOMAINS or len(with_digit) >= NUMBERED_FILES_AS_DOMAINS
+    if is_suspicious and len(alone) > len(shards) / 2:
+        say(
+            f"warning: {len(alone)} of {len(shards)} files are a domain of their own; --domain NAME makes all files one"
+        )
 
 
 def _warn_of_large_groups(adopted: Sequence[_Adopted]) -> None:

@@ -7,17 +7,18 @@ Shards are audited independently, so they can be read in parallel. Each returns 
 import hashlib
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import orjson
 
 from z2all_ds.base.errors import DataError
 from z2all_ds.base.storage import open_folder, reason
 from z2all_ds.base.storage.open_files import open_regular
+from z2all_ds.corpus.adopt import fields_of, first_lines
 from z2all_ds.corpus.executors import Executor, run_all
 from z2all_ds.corpus.manifest import Manifest, ShardInfo, load_manifest
 from z2all_ds.corpus.schema import parse_record
@@ -95,16 +96,16 @@ def audit_corpus(corpus_dir: str | Path, workers: int | None = 1) -> AuditReport
 
 
 def _holds_records(corpus_dir: Path, manifest: Manifest) -> bool:
-    """Return whether the shards are to have complete records; the first line decides if no build wrote them."""
-    shards = [shard for shard in manifest.shards if shard.documents]
-    if manifest.build_keys or not manifest.holds_records or not shards:
+    """Return whether the shards are to have complete records; the first JSON object decides if no build wrote them."""
+    if manifest.build_keys or not manifest.holds_records:
         return manifest.holds_records
-    try:
-        with os.fdopen(open_regular(corpus_dir / shards[0].path), "rb") as stream:
-            values = orjson.loads(stream.readline())
-    except (OSError, ValueError):
-        return True
-    return not isinstance(values, dict) or "gid" in values
+    folder = open_folder(corpus_dir)
+    for shard in manifest.shards:
+        with suppress(OSError):  # audited later
+            for line in first_lines(folder, shard.path, folder.stamp(shard.path).size):
+                if fields := fields_of(line):
+                    return "gid" in fields
+    return False
 
 
 def audit_adopted(corpus_dir: Path, text_field: str, shard: ShardInfo) -> ShardAudit:

@@ -107,20 +107,17 @@ def _check_lines(found: ShardCheck, lines: bytes, text_field: str) -> None:
 
 
 def _check_rows(found: ShardCheck, folder: Folder, name: str, text_field: str, size: int) -> None:
-    where, limits = folder.where(name), ReadLimits()
+    where = folder.where(name)
     file = open_parquet(folder, name, size, where, read_dictionary=[text_field])
     check_text_column(file, text_field, where)
     columns = text_columns(file.metadata, text_field)
     with BufferedReader(RangeFile(folder, name, size), BUFFER_BYTES) as pages:  # a footer may understate the size
         found.text_column_bytes = [max(one.total_uncompressed_size, chunk_bytes(pages, one)) for one in columns]
-    most = max(limits.expansion_allowance_bytes, int(limits.max_expansion * size))
     for text_bytes in found.text_column_bytes:
-        if text_bytes > most:
-            _refuse_expansion(where, text_bytes, size)
+        check_expansion(where, text_bytes, size)
     for column in _column_batches(file, text_field):
         found.text_bytes += expanded_bytes(column)
-        if found.text_bytes > most:
-            _refuse_expansion(where, found.text_bytes, size)
+        check_expansion(where, found.text_bytes, size)
         if column.null_count:
             nulls = column.is_null().to_pylist()
             found.add_bad(found.documents + nulls.index(True), f"`{text_field}` is null", column.null_count)
@@ -158,6 +155,9 @@ def _column_batches(file: Any, text_field: str) -> Iterator[Any]:
             yield column if hasattr(column, "dictionary") else column.dictionary_encode()
 
 
-def _refuse_expansion(where: str, text_bytes: int, size: int) -> None:
-    rule = f"expands to {text_bytes:,} bytes of text or more from {size:,}"
-    raise DataError(where, rule, "Write it as JSON Lines yourself if you trust it.")
+def check_expansion(where: str, text_bytes: int, size: int) -> None:
+    """Raise if a Parquet file of `size` bytes expands to more text than `ReadLimits` allow."""
+    limits = ReadLimits()
+    if text_bytes > max(limits.expansion_allowance_bytes, int(limits.max_expansion * size)):
+        rule = f"expands to {text_bytes:,} bytes of text or more from {size:,}"
+        raise DataError(where, rule, "Write it as JSON Lines yourself if you trust it.")

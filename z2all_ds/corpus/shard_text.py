@@ -75,12 +75,15 @@ def _why_not_json(line: bytes, error: Exception) -> str:
     return f"the line is not JSON in UTF-8 ({error})"
 
 
-def open_parquet(folder: Folder, name: str, size: int, where: str, metadata: Any = None, **options: Any) -> Any:
-    """Open a ParquetFile without read-ahead. With `metadata`, the footer is not read again."""
+def open_parquet(
+    folder: Folder, name: str, size: int, where: str, metadata: Any = None, source: Any = None, **options: Any
+) -> Any:
+    """Open a ParquetFile without read-ahead. With `metadata`, the footer is not read again. `source`: a file object to
+    read it from."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    file = pa.PythonFile(RangeFile(folder, name, size), mode="r")
+    file = pa.PythonFile(source or RangeFile(folder, name, size), mode="r")
     with parquet_errors(where):
         found = pq.ParquetFile(file, metadata=metadata, pre_buffer=False, page_checksum_verification=True, **options)
         list(found.schema_arrow.names)  # raises if they are damaged

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from z2all_ds.base.console import human_bytes
 from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.corpus.manifest import load_manifest
 from z2all_ds.corpus.reading.readers import open_domains
@@ -159,6 +160,18 @@ class DataPlan:
             + ", ".join(f"{name} {share:.2%}" for name, share in stage.shares.items())
             for stage in self.schedule.stages
             if len(stage.shares) > 1
+        ]
+
+    def describe_orders(self) -> list[str]:
+        """Return a line per domain of text that would be read more evenly in a new run on its tokens."""
+        return [
+            f"domain {domain.name}: its documents are read less evenly, as it has more than"
+            f" {human_bytes(COUNTED_BYTES)} of text; to avoid that, tokenize it before the run (z2all corpus tokenize)"
+            for domain, order in zip(self.domains, self.orders, strict=True)
+            if domain.num_tokens is None
+            and order.kind != TokenOrder.kind
+            and _text_size(domain) > COUNTED_BYTES
+            and domain.num_documents <= COUNTED_DOCUMENTS
         ]
 
     def fresh_lanes(self, lanes: Sequence[int]) -> dict[int, LaneState]:
@@ -304,9 +317,13 @@ def _best_kind(domain: Domain, spec: StreamSpec) -> str:
     if not spec.even_epochs or not (enough_documents or enough_text):
         return DomainOrder.kind
     has_tokens = domain.num_tokens is not None and domain.num_documents <= COUNTED_DOCUMENTS
-    if has_tokens or (domain.text_bytes or domain.num_bytes) <= COUNTED_BYTES:
+    if has_tokens or _text_size(domain) <= COUNTED_BYTES:
         return TokenOrder.kind
     return EvenOrder.kind if enough_documents and domain.num_bytes <= EVEN_ORDER_BYTES else DomainOrder.kind
+
+
+def _text_size(domain: Domain) -> int:
+    return domain.text_bytes or domain.num_bytes
 
 
 class Lane:

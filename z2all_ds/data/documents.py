@@ -1,7 +1,7 @@
 """Documents as tokens: the interfaces of domains and blocks, raw text that is tokenized when read, the order per lane.
 
 A corpus is either raw shards, tokenized as they are read (`RawDomain`), or token shards (`tokens/`). Both give the same
-documents, so the batches are the same too.
+documents; `data_plan` chooses their order.
 """
 
 from collections.abc import Mapping

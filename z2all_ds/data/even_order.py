@@ -103,14 +103,23 @@ class EvenOrder(DomainOrder):
     def _progress(self, lane: int, block: int, position: int) -> tuple[int, int, int]:
         """Return the size of the lane's parts of earlier epochs, from the beginning of its part of this one to the
         beginning of a document (negative if it begins earlier), and of this part."""
-        epoch, row = divmod(block, self.num_blocks)
+        epoch = block // self.num_blocks
         self.cuts(epoch)
-        found = self.block_at(block)
-        sizes = self._sizes[found.first : found.end][self.within(found)]
-        at = int(self._row_ends[epoch][row]) - int(sizes[position:].sum())
+        known = self._last_borders.get(lane)
+        if known is None or known[0] != block:
+            known = self._last_borders[lane] = block, self._borders(block)
+        at = int(known[1][position])
         (begin_before, end_before), (begin, end) = (given[lane : lane + 2] for given in self._given[epoch : epoch + 2])
         before = end_before - begin_before
         return before, at - (begin - begin_before), end - begin - before
+
+    def _borders(self, block: int) -> npt.NDArray[np.int64]:
+        """Return the size from the beginning of the epoch to each document of a block, and to the end of the block."""
+        epoch, row = divmod(block, self.num_blocks)
+        found = self.block_at(block)
+        sizes = self._sizes[found.first : found.end][self.within(found)]
+        borders: npt.NDArray[np.int64] = np.concatenate([[0], np.cumsum(sizes)])
+        return borders + (self._row_ends[epoch][row] - borders[-1])
 
     def cuts(self, epoch: int) -> list[Cut]:
         """Return where the part of each lane begins, then the end."""
@@ -130,17 +139,16 @@ class EvenOrder(DomainOrder):
             wanted = lane * total // self.num_lanes - self._given[epoch][lane] - padding[lane]
             wanted = min(max(wanted, 0), int(ends[-1]))
             row = min(int(np.searchsorted(ends, wanted, side="right")), self.num_blocks - 1)
-            block = self.block_at(first_block + row)
-            sizes = self._sizes[block.first : block.end][self.within(block)]
-            borders = np.concatenate([[0], np.cumsum(sizes)]) + (int(ends[row]) - int(sizes.sum()))
-            document = min(int(np.searchsorted(borders, wanted, side="right")), len(sizes)) - 1
-            size, offset = int(sizes[document]), wanted - int(borders[document])
+            borders = self._borders(first_block + row)
+            num_documents = len(borders) - 1
+            document = min(int(np.searchsorted(borders, wanted, side="right")), num_documents) - 1
+            size, offset = int(borders[document + 1] - borders[document]), wanted - int(borders[document])
             below, above = self._places_in(size, offset)
             taken = below if offset - below <= above - offset else above
             if taken < size:
                 cut = (row, document, taken)
             else:
-                cut = (row, document + 1, 0) if document + 1 < len(sizes) else (row + 1, 0, 0)
+                cut = (row, document + 1, 0) if document + 1 < num_documents else (row + 1, 0, 0)
             if cut > cuts[-1]:  # not so if a document that cannot be split is larger than the part of a lane
                 size_before = int(borders[document]) + taken
             cuts.append(max(cut, cuts[-1]))
@@ -156,6 +164,11 @@ class EvenOrder(DomainOrder):
     def _cuts(self) -> list[list[Cut]]:
         """Those of the epochs reached so far; each depends on the one before."""
         return []
+
+    @cached_property
+    def _last_borders(self) -> dict[int, tuple[int, npt.NDArray[np.int64]]]:
+        """The last block that each lane asked about, and its borders, which take 0.1 to 0.4 ms."""
+        return {}
 
     @cached_property
     def _row_ends(self) -> list[npt.NDArray[np.int64]]:

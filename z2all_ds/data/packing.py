@@ -223,7 +223,8 @@ class BestFitPacker:
         """Add documents to the loose pieces up to a full group, cut those that are too long, and packs all."""
         entries, total = self._loose, sum(span.end - span.start for span, _ in self._loose)
         self._loose = []
-        while not is_group(total, self._documents.left_in_part, sequence_length):
+        full = SAMPLES_PER_GROUP * sequence_length
+        while total < full or takes_rest(self._documents.left_in_part, sequence_length):
             tokens = self._documents.tokens()
             begin, end = self._documents.part(len(tokens))
             if begin < end:
@@ -258,10 +259,9 @@ class BestFitPacker:
         return Sample(tokens, lengths, self._domain_index, continues, padding)
 
 
-def is_group(tokens: int, left_in_part: int, sequence_length: int) -> bool:
-    """Return whether a group of so many tokens is complete."""
-    leaves_little = 0 < left_in_part < SMALLEST_REST * sequence_length
-    return tokens >= SAMPLES_PER_GROUP * sequence_length and not leaves_little
+def takes_rest(left_in_part: int, sequence_length: int) -> bool:
+    """Return whether a full group takes the rest of the part, too."""
+    return 0 < left_in_part < SMALLEST_REST * sequence_length
 
 
 def padding_of(documents: npt.NDArray[np.int64], sequence_length: int) -> int:
@@ -273,9 +273,7 @@ def padding_of(documents: npt.NDArray[np.int64], sequence_length: int) -> int:
     first = padding = before = 0
     while first < len(documents):
         end = int(np.searchsorted(ends, before + SAMPLES_PER_GROUP * sequence_length)) + 1
-        if end >= len(documents) or not is_group(
-            int(ends[end - 1]) - before, int(ends[-1] - ends[end - 1]), sequence_length
-        ):
+        if end >= len(documents) or takes_rest(int(ends[-1] - ends[end - 1]), sequence_length):
             end = len(documents)
         whole, rest = np.divmod(documents[first:end], sequence_length)
         num_bins = int(whole.sum()) + len(best_fit(rest[rest > 0].tolist(), sequence_length))

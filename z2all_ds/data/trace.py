@@ -2,7 +2,8 @@
 
 A sample is reached from the nearest saved state before it (or from the start) by repeating the samples that its lane
 took from its domain; no other lane and no other domain is read. A run keeps the small data state of every checkpoint in
-its own folder, because checkpoints are deleted and traces are needed later.
+its own folder, because checkpoints are deleted and traces are needed later. The state after the sample shows whether it
+was read with the present corpus and mixture, which a resume may change.
 """
 
 import json
@@ -25,7 +26,7 @@ from z2all_ds.base.storage.open_files import read_regular
 from z2all_ds.data.data_plan import DataPlan, Lane
 from z2all_ds.data.documents import DocumentSpan
 from z2all_ds.data.run_spec import open_tokenizer, stream_spec
-from z2all_ds.data.state import StreamState
+from z2all_ds.data.state import StreamState, data_changes
 from z2all_ds.tokenizer.tokenization_z2all import Z2allTokenizer
 
 CHARACTERS_SHOWN = 120
@@ -64,12 +65,14 @@ def trace_sample(
     sample: int,
     states: Sequence[StreamState] = (),
     advance: Callable[[int], None] = lambda samples: None,
+    allow_data_change: bool = False,
 ) -> SampleTrace:
-    """Trace global sample `sample`; call `advance` with the number of samples passed."""
+    """Trace global sample `sample`; call `advance` with the number of samples passed. `allow_data_change`: the data may
+    have changed at the last of `states`, from which the run continued."""
     if sample < 0:
         raise ConfigError(f"sample {sample}", "samples are numbered from 0", "Give a number from 0 on.")
     num_lanes = plan.spec.num_lanes
-    begin, plan, lane = _nearest_lane(plan, sample, states)
+    begin, plan, lane = _nearest_lane(plan, sample, states, allow_data_change)
     domain_index = plan.schedule.stage_of(sample).mixture.domain_of(sample)
     for number in range(begin + (sample - begin) % num_lanes, sample, num_lanes):
         stage = plan.schedule.stage_of(number)
@@ -95,15 +98,26 @@ def trace_sample(
     )
 
 
-def _nearest_lane(plan: DataPlan, sample: int, states: Sequence[StreamState]) -> tuple[int, DataPlan, Lane]:
-    """Return position, plan and lane of the last state that is not after the sample."""
+def _nearest_lane(
+    plan: DataPlan, sample: int, states: Sequence[StreamState], allow_data_change: bool
+) -> tuple[int, DataPlan, Lane]:
+    """Return position, plan and lane of the last state that is not after the sample. Raise if the data of the plan is
+    not that of the sample."""
+    after = [state for state in states if state["position"] > sample]
+    if after:
+        following = min(after, key=lambda state: state["position"])
+        with explain_content(DataError, f"data state of sample {following['position']}", "is wrong", "Restore it."):
+            changes = data_changes(following, plan.state_at(following["position"], {}))
+        if changes:
+            fix = "Trace it in a copy of the run folder, with the run.yaml and the corpus of that time."
+            raise DataError(f"sample {sample}", f"the data has changed since it was read: {'; '.join(changes)}", fix)
     number = sample % plan.spec.num_lanes
     position, lanes = 0, plan.fresh_lanes([number])
     before = [state for state in states if state["position"] <= sample]
     if before:
         nearest = max(before, key=lambda state: state["position"])
         position = nearest["position"]
-        plan, lanes = plan.resumed(nearest, [number])
+        plan, lanes = plan.resumed(nearest, [number], allow_data_change or bool(after))
     return position, plan, Lane(plan, number, lanes[number])
 
 
@@ -146,7 +160,7 @@ def coverage_of_run(run_dir: Path) -> list[DomainCoverage]:
         raise DataError(f"run folder {run_dir}", "it has no checkpoint yet", "Ask again after the first one.")
     last = max(states, key=lambda state: state["position"])
     with explain_content(DataError, f"{folder.root}", "has a wrong data state", "Remove it, or restore it."):
-        plan, lanes = plan.resumed(last, range(run.num_lanes))
+        plan, lanes = plan.resumed(last, range(run.num_lanes), run.data.allow_change)
         read = plan.epochs_read(lanes)
     return [
         DomainCoverage(domain.name, domain.num_documents, sum(epochs) / len(epochs), min(epochs), max(epochs))
@@ -177,7 +191,7 @@ def trace_run(run_dir: Path, samples: Sequence[int], step: int | None = None) ->
     folder, run, plan, states = _open_run(run_dir)
     if states:  # the last one has all ranges that the run skipped
         with explain_content(DataError, f"{folder.root}", "has a wrong data state", "Remove it, or restore it."):
-            plan, _ = plan.resumed(max(states, key=lambda state: state["position"]), [0])
+            plan, _ = plan.resumed(max(states, key=lambda state: state["position"]), [0], allow_data_change=True)
     positions = sorted({0, *(state["position"] for state in states)})
     end = max(positions[-1], plan.schedule.sample_after(samples_seen(run_stages(run), run.train.steps)))
     for sample in samples:
@@ -186,9 +200,9 @@ def trace_run(run_dir: Path, samples: Sequence[int], step: int | None = None) ->
     wanted = [*samples, *(trained_samples(folder, run, plan, step) if step is not None else ())]
     to_pass = sum(sample - max(p for p in positions if p <= sample) for sample in wanted if sample >= 0)
     if not to_pass:
-        return [trace_sample(plan, sample, states) for sample in wanted]
+        return [trace_sample(plan, sample, states, allow_data_change=run.data.allow_change) for sample in wanted]
     with progress("tracing", to_pass, "samples") as advance:
-        return [trace_sample(plan, sample, states, advance) for sample in wanted]
+        return [trace_sample(plan, sample, states, advance, run.data.allow_change) for sample in wanted]
 
 
 def trained_samples(folder: RunFolder, run: RunConfig, plan: DataPlan, step: int) -> list[int]:

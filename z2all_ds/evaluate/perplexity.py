@@ -78,7 +78,7 @@ def measure_perplexity(
 
 
 def _measure(model: str, settings: PerplexitySettings, ranks: int) -> ModelPerplexity:
-    domains = open_texts(settings.data, settings.documents)
+    domains = open_texts(settings.data, settings.documents, settings.follow_links)
     # Documents differ in length, so the time left follows from bytes. Reading them twice costs little next to scoring.
     total = sum(len(text.encode(errors="replace")) for domain in domains for text in domain.read(0, 1))
     loaded = load_model(model, settings.dtype) if ranks == 1 else None

@@ -42,6 +42,8 @@ class PerplexitySettings:
     bos: str = AUTO
     batch: int = 8
     dtype: str = AUTO
+    follow_links: bool = False
+    """Read files that links in a folder of plain files lead to outside of it."""
 
 
 @dataclass
@@ -155,7 +157,7 @@ def main() -> None:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
     try:
         loaded = load_model(request["model"], settings.dtype, device, quiet=True)
-        domains = open_texts(settings.data, settings.documents)
+        domains = open_texts(settings.data, settings.documents, settings.follow_links)
         result = measure_share(
             loaded, domains, settings, rank, ranks, lambda count: write_message(sys.stdout, {"bytes": count})
         )

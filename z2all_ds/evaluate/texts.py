@@ -16,6 +16,7 @@ from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.base.paths import expanded, full_path
 from z2all_ds.corpus.faults import KINDS, Fault
 from z2all_ds.corpus.forms import ReadLimits, Slice, open_slice
+from z2all_ds.corpus.forms.plan import check_inside
 from z2all_ds.corpus.manifest import MANIFEST_NAME, load_manifest
 from z2all_ds.corpus.reading.readers import DomainReader, open_domains
 from z2all_ds.data.order import permuted_index
@@ -39,8 +40,11 @@ class TextDomain:
     """None if not counted."""
 
 
-def open_texts(data: str | Path, documents: int | None) -> list[TextDomain]:
-    """Open `documents` per domain, 0 for all; by default 50 of a corpus and all of plain files."""
+def open_texts(data: str | Path, documents: int | None, follow_links: bool = False) -> list[TextDomain]:
+    """Open `documents` per domain, 0 for all; by default 50 of a corpus and all of plain files.
+
+    Links inside a folder of plain files that lead out of it are refused unless `follow_links`.
+    """
     if documents is not None and documents < 0:
         raise ConfigError(f"documents={documents}", "must be 0 (all) or above", "Use a larger number.")
     path = expanded(data)
@@ -48,6 +52,8 @@ def open_texts(data: str | Path, documents: int | None) -> list[TextDomain]:
         return [_file_domain(path.stem, [path], documents or None)]
     if path.is_dir() and not (path / MANIFEST_NAME).is_file():
         files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+        for file in files:
+            check_inside(file, None if follow_links else path)
         if files:
             return [_file_domain(name, paths, documents or None) for name, paths in _by_domain(path, files).items()]
     most = DOCUMENTS_OF_A_CORPUS if documents is None else documents

@@ -92,8 +92,8 @@ def export_checkpoint(
     folder, checkpoint = pick_checkpoint(full_path(path))
     run = load_run_config(str(folder.config))
     out = full_path(out or folder.exports / checkpoint.path.name)
-    require_replaceable(out)
-    with held(checkpoint.path), atomic_folder(out, replaces=True) as temporary:
+    require_replaceable(out)  # before hours of work
+    with held(checkpoint.path), atomic_folder(out, require_replaceable) as temporary:
         parameters, verdict = _fill(temporary, run, folder, checkpoint, dtype, max_shard_bytes, model_format)
     return ExportReport(out, checkpoint.step, parameters, verdict, peak_bytes())
 

@@ -50,6 +50,10 @@ class TextReader:
         report(read=bytes_on_disk)
         if not has_text:
             raise DataError("training text", "no text found in the inputs", "Give text, or a larger max_bytes.")
+        # The folder stores the fingerprint of the manifest. Last, as errors that name a record say more.
+        for name, share in self._shares.items():
+            if share:
+                self._sources.domains[name].check_content()
         report(stage="read")
 
 

@@ -19,9 +19,11 @@ from pathlib import Path
 from z2all_ds.base.console import progress
 from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.base.json_text import load_json
+from z2all_ds.base.storage import open_folder
 from z2all_ds.base.storage.open_files import open_regular
 from z2all_ds.corpus.manifest import Manifest, load_manifest
 from z2all_ds.corpus.reading.readers import DomainReader, open_domains
+from z2all_ds.corpus.reading.shards import check_content
 from z2all_ds.corpus.schema import parse_record
 from z2all_ds.tokenizer.text_files import TextPiece, file_pieces, file_sha256
 
@@ -37,6 +39,8 @@ class SampledDomain:
     bytes: int
     """Size on disk (including JSON), which is known without reading."""
     pieces: Callable[[], Iterator[TextPiece]]
+    check_content: Callable[[], None] = lambda: None
+    """Raises an error if the shards of a corpus differ from its manifest; reads them completely."""
 
     def sample(self, budget: int) -> Iterator[tuple[int, str]]:
         """Yield (bytes on disk, text) of about `budget` bytes, evenly spread from the first piece to the last.
@@ -126,6 +130,7 @@ def _corpus_sources(location: str) -> Sources:
         name: SampledDomain(
             readers[name].num_bytes,
             partial(_shard_pieces, folder, manifest, name) if by_line else partial(_text_pieces, readers[name]),
+            partial(_check_shards, location, manifest, name),
         )
         for name in manifest.domains
         if name in readers
@@ -133,6 +138,12 @@ def _corpus_sources(location: str) -> Sources:
     if not domains:
         raise DataError(f"corpus {location}", "it has no document", "Build it with at least one source.")
     return Sources(domains, manifest.fingerprint)
+
+
+def _check_shards(location: str, manifest: Manifest, domain: str) -> None:
+    for shard in manifest.shards:
+        if shard.domain == domain:
+            check_content(open_folder(location), shard)
 
 
 def _text_pieces(reader: DomainReader) -> Iterator[TextPiece]:

@@ -21,6 +21,8 @@ MISSING = (FileNotFoundError, NotADirectoryError)
 NEAR_BYTES = 4096
 """Read at once to find a line at an offset."""
 LONGEST_LINE_BYTES = 1 << 22
+MOST_LOST_BYTES = 1 << 25
+"""Read at once in search of line ends that are not found."""
 RUN_FILES = ("metrics.jsonl", "run.yaml", "events.jsonl")
 """A folder with one of these is a run folder."""
 
@@ -52,14 +54,19 @@ class Files:
     def lines_at(self, path: str, offsets: list[int]) -> list[tuple[int, bytes]]:
         """Return the first whole line that begins at or after each offset, with its own offset; none twice."""
         found: list[tuple[int, bytes]] = []
+        lost_bytes = 0
         with suppress(*MISSING), self._open(path, NEAR_BYTES) as file:
             for offset in offsets:
+                if lost_bytes >= MOST_LOST_BYTES:
+                    break
                 # From one byte before: if a line ends there, the next one begins at the offset itself.
                 file.seek(max(0, offset - 1))
-                if offset and not file.readline(LONGEST_LINE_BYTES).endswith(b"\n"):
-                    continue
-                begin, line = file.tell(), file.readline(LONGEST_LINE_BYTES)
-                if line.endswith(b"\n") and (not found or begin > found[-1][0]):
+                line = file.readline(LONGEST_LINE_BYTES) if offset else b"\n"
+                if line.endswith(b"\n"):
+                    begin, line = file.tell(), file.readline(LONGEST_LINE_BYTES)
+                if not line.endswith(b"\n"):
+                    lost_bytes += len(line)
+                elif not found or begin > found[-1][0]:
                     found.append((begin, line[:-1]))
         return found
 

@@ -15,6 +15,7 @@ from z2all_ds.base.console import Advance, progress
 from z2all_ds.base.errors import ConfigError, DataError
 from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.track.fields import AXES, PROBE_PREFIX, TOKENS_PREFIX
+from z2all_ds.track.files import LONGEST_LINE_BYTES
 from z2all_ds.track.plot_kinds import KINDS, PROBE_LABELS
 from z2all_ds.track.tables import COUNT, MAX, MIN, Buckets, Numbers, columns_of, mean_of
 from z2all_ds.track.tail import LineTail
@@ -155,6 +156,8 @@ class _Reader:
             if new.is_restarted:  # the run went back meanwhile
                 self._reset()
             self._add(new.lines)
+            if not new.lines and tail.offset > before:
+                raise self._bad_record(f"is longer than {LONGEST_LINE_BYTES:,} bytes")
             advance(max(0, tail.offset - before))
             if new.is_all or not new.lines:
                 return

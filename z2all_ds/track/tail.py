@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from z2all_ds.track.files import Files, LinkedFiles
+from z2all_ds.track.files import LONGEST_LINE_BYTES, Files, LinkedFiles
 from z2all_ds.track.writer import parse_line
 
 MARK_BYTES = 256
@@ -37,29 +37,39 @@ class LineTail:
         self.offset = 0
         """Bytes of whole lines read so far."""
         self._mark = b""
+        self._is_skipping = False
+        """The offset is inside a line that is too long."""
 
     def skip_to(self, offset: int) -> None:
         """Continue at `offset`, which must be the beginning of a line."""
-        self.offset = offset
+        self.offset, self._is_skipping = offset, False
         self._mark = self._files.read(self._path, max(0, offset - MARK_BYTES), min(offset, MARK_BYTES))
 
     def read(self, most_bytes: int = STEP_BYTES) -> NewLines:
-        """Read the next lines. A line longer than `most_bytes` is read whole, in several steps."""
+        """Read the next lines. A line longer than `most_bytes` is read whole, in several steps; of one longer than
+        LONGEST_LINE_BYTES, an empty line is returned, after calls that return none."""
         mark = self._files.read(self._path, self.offset - len(self._mark), len(self._mark))
         is_restarted = mark != self._mark
         if is_restarted:
-            self.offset, self._mark = 0, b""
+            self.offset, self._mark, self._is_skipping = 0, b"", False
         size = self._files.size(self._path)
         content = self._files.read(self._path, self.offset, most_bytes)
-        while b"\n" not in content and self.offset + len(content) < size:
-            more = self._files.read(self._path, self.offset + len(content), most_bytes)
+        end = content.rfind(b"\n") + 1
+        while not end and not self._is_skipping and len(content) <= LONGEST_LINE_BYTES:
+            # Doubled, for linear time.
+            more = self._files.read(self._path, self.offset + len(content), max(most_bytes, len(content)))
             if not more:
                 break
+            end = len(content) + more.rfind(b"\n") + 1 if b"\n" in more else 0
             content += more
-        end = content.rfind(b"\n") + 1
+        is_cut = self._is_skipping or (not end and len(content) > LONGEST_LINE_BYTES)
+        if is_cut:
+            end = content.find(b"\n") if end else len(content)  # the line end is the empty line of the next call
+            self._is_skipping = b"\n" not in content
         self.offset += end
         self._mark = (self._mark + content[:end])[-MARK_BYTES:]
-        return NewLines(content[:end].splitlines(), is_restarted, is_all=self.offset + len(content) - end >= size)
+        is_all = self.offset >= size if is_cut else self.offset + len(content) - end >= size
+        return NewLines([] if is_cut else content[:end].splitlines(), is_restarted, is_all)
 
 
 class RecordLog:

@@ -182,15 +182,21 @@ def drop_metrics_after(path: Path, step: int) -> int:
     return dropped
 
 
-def last_outcome(folder: RunFolder, events_before: int = 0) -> str | None:
-    """Return the last outcome that the run has recorded after this number of events, None if there is none.
+def last_outcome(folder: RunFolder, launch: str | None = None) -> str | None:
+    """Return the last outcome that the run has recorded, None if there is none.
 
     `started`: it runs, or died. `stopped`: a planned stop. `requeue`: a requested stop. `done`: finished. `failed`: an
-    error, perhaps before the run was started or continued.
+    error, perhaps before the run was started or continued. `launch`: only what its ranks have recorded.
     """
-    records = islice(read_records(folder.events), events_before, None)
-    outcomes = [record["event"] for record in records if record.get("event") in OUTCOMES]
-    return outcomes[-1] if outcomes else None
+    outcome: str | None = None
+    counts = launch is None
+    for record in read_records(folder.events):
+        kind = record.get("event")
+        if kind == "started" and launch is not None:
+            counts = record.get("launch") == launch
+        if counts and kind in OUTCOMES:
+            outcome = kind
+    return outcome
 
 
 def count_events(folder: RunFolder) -> int:
@@ -244,10 +250,11 @@ def record_failed_launch(folder: RunFolder, reason: str, events_before: int, is_
 
 @contextmanager
 def may_record(folder: RunFolder, events_before: int) -> Iterator[bool]:
-    """Yield whether the command that has started ranks may add records to the run: they have started the run, or no
-    other job holds its lock."""
+    """Yield whether the command that has started ranks may add records to the run: its ranks were the last to start
+    the run, or no other job holds its lock."""
     records = islice(read_records(folder.events), events_before, None)
-    if any(record.get("event") == "started" and record.get("launch") in LAUNCHES for record in records):
+    launches = [record.get("launch") for record in records if record.get("event") == "started"]
+    if launches and launches[-1] in LAUNCHES:
         yield True
         return
     lock = None

@@ -88,8 +88,7 @@ def _train(
     """Start the ranks and wait for their end."""
     arguments = rank_arguments(run, resume)
     forget_faults(folder)
-    name_launch()
-    events_before = count_events(folder)
+    launch, events_before = name_launch(), count_events(folder)
     try:
         with stop_on_signals(folder) as signals:
             code = run_local_ranks(arguments, ranks, folder.root / "logs" / "launcher.log", command, asked)
@@ -97,7 +96,7 @@ def _train(
         memory.remove_snapshots(folder)  # ended by the user, not by a crash: the snapshots are not needed
         record_failed_launch(folder, f"ended at once by a second signal, {interrupt}", events_before)
         raise
-    outcome = last_outcome(folder, events_before)
+    outcome = last_outcome(folder, launch)
     on_request = outcome == "requeue" and code == EXIT_REQUEUE
     if not on_request and (code != 0 or outcome not in ("done", "stopped")):
         for line in flight_recorder.unfinished_lines(folder):

@@ -40,6 +40,13 @@ def require_folders(run: RunConfig) -> None:
             raise DataError(f"data.{name}={path}", "no such folder", f"Correct the path, or make it with `{verb}`.")
 
 
+def check_lanes(run: RunConfig, world_size: int) -> None:
+    """Check that every rank has a lane."""
+    if world_size > run.num_lanes:
+        rule = f"must be at most the {run.num_lanes} lanes of the data order (data.num_lanes)"
+        raise ConfigError(f"ranks={world_size}", rule, f"Use at most {run.num_lanes} ranks.")
+
+
 def check_data(run: RunConfig, world_size: int, is_new: bool = True, beat: Beat | None = None) -> RunData:
     """Open and check corpus, mixture, lanes, held-out samples, probes and tokenizer; errors are one line.
 
@@ -50,9 +57,7 @@ def check_data(run: RunConfig, world_size: int, is_new: bool = True, beat: Beat 
     documents = open_documents(spec.corpus_dir, tokenizer, spec.on_bad_record, spec.verify_shards)
     check_vocabulary(run, tokenizer)  # after the corpus: a missing one is to be reported first
     plan = DataPlan.open(spec, tokenizer, documents)
-    if world_size > run.num_lanes:
-        rule = f"must be at most the {run.num_lanes} lanes of the data order (data.num_lanes)"
-        raise ConfigError(f"ranks={world_size}", rule, f"Use at most {run.num_lanes} ranks.")
+    check_lanes(run, world_size)
     if is_new:
         plan.schedule.check_world_size(world_size)
     held_out = None

@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from contextlib import suppress
+from dataclasses import replace
 from typing import NoReturn
 
 from z2all_ds.base.config import RunConfig, anchored, load_run_config
@@ -32,8 +33,9 @@ from z2all_ds.base.fault_records import (
 from z2all_ds.base.machine import device_type, set_compile_cache
 from z2all_ds.base.parent_watch import follow_owner
 from z2all_ds.base.paths import explain_system_errors, full_path
-from z2all_ds.base.run_folder import RunFolder
+from z2all_ds.base.run_folder import RunFolder, file_id
 from z2all_ds.base.world import World
+from z2all_ds.checkpoint.settings import with_saved_lanes
 from z2all_ds.track.writer import count_events, record_failure
 from z2all_ds.train.inputs import check_data, require_folders
 from z2all_ds.train.processes.logs import RankOutput
@@ -53,6 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
     world = World.take_from_environment()
     folder = RunFolder(full_path(run.run_dir))
     try:
+        if world.is_main:
+            folder.claim()
         output = RankOutput(folder, world)
     except ConfigError as error:
         say(f"{type(error).__name__}: {error}")
@@ -62,7 +66,8 @@ def main(arguments: list[str] | None = None) -> int:
     failure, events_before = "", None
     try:
         lock = folder.acquire_lock() if world.is_main else None
-        if lock is not None and not os.environ.get(LAUNCH_VARIABLE):  # no command of ours records how the run ends
+        folder = replace(folder, lock_id=None if lock is None else file_id(lock))
+        if lock is not None:
             events_before = count_events(folder)
         forget_fault(folder, world.rank)
         progress = Progress(folder, world, run.train.hang_seconds, events_before)
@@ -70,6 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
         startup.done("imports")
         set_compile_cache()  # for launchers that give ranks no environment of this machine: pdsh, mpirun
         with explain_system_errors():
+            run = with_saved_lanes(run, options.resume)
             inputs = check_inputs(run, world, options.resume, progress)
         startup.done("data")
         outcome = train_rank(Rank(run, options.resume, folder, world, inputs, output, startup, progress))
@@ -93,7 +99,7 @@ def main(arguments: list[str] | None = None) -> int:
         output.fail(traceback.format_exc(), show=True)
         return EXIT_BUG
     finally:
-        if failure and events_before is not None:
+        if failure and events_before is not None and not os.environ.get(LAUNCH_VARIABLE):  # else our launcher does
             record_end(folder, failure, events_before, began_unix)
         if progress is not None:
             progress.end()
@@ -104,6 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def leave_fault(folder: RunFolder, world: World, kind: str, line: str, code: int) -> None:
     """Write the fault record for the launcher."""
+    line = " ".join(line.split())  # as in the event of the recorder
     weight = 1 if f"rank {world.rank}:" in line else 0
     write_fault(folder, Fault(kind, world.rank, socket.gethostname(), line, code, weight))
 
@@ -112,7 +119,7 @@ def record_end(folder: RunFolder, failure: str, events_before: int, began_unix: 
     """Record why the run has failed: the first error of its ranks, perhaps not that of rank 0. Must not hide it."""
     fault = cause_since(folder, began_unix)
     with suppress(OSError, Z2allError):
-        record_failure(folder, fault.line if fault else failure, events_before, is_cause=False)
+        record_failure(folder, fault.line if fault else failure, events_before, is_cause=fault is not None)
 
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, RunConfig]:

@@ -71,6 +71,8 @@ def train_rank(rank: Rank) -> str:
         shares = [stage.shares for stage in stream.plan.schedule.stages]
         for line in start_lines(rank.run, world.world_size, run_stages(rank.run), shares, data):
             rank.output.say(line)
+        for line in [] if resumes else stream.plan.describe_orders():
+            rank.output.say(line)
         trainer.state.on_accepted = lambda: write_run_files(rank, resolved, device, ops)
     try:
         trainer.restore(rank.resume)

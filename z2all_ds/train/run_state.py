@@ -74,6 +74,7 @@ class RunState:
     def resume(self, resume: str) -> None:
         """Restore the last checkpoint; with `auto` and no checkpoint, stay at step 0."""
         checkpoints, changes, data_changed = self._folder.checkpoints, {}, list[str]()
+        jump: str | None = None
         checkpoint, lines = self._newest() if resume == "auto" else (self._asked_for(resume), [])
         for line in lines:
             self._recorder.say(line)
@@ -100,6 +101,7 @@ class RunState:
         self.on_accepted()
         changed = {"changed_settings": changes, "changed_data": data_changed}
         facts = {**self._shape, **self._facts(), **{name: value for name, value in changed.items() if value}}
+        facts |= {"learning_rate_jump": jump} if jump else {}
         self._recorder.begin(self.step, deepspeed=self._resolved.name, **facts)
 
     def _facts(self) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from z2all_ds.cluster.launch.multi_node import Launch, LaunchOptions, is_this_ma
 from z2all_ds.cluster.launch.remote import NodeEnd
 from z2all_ds.cluster.launch.verdicts import Verdict
 from z2all_ds.cluster.nodes import Node, SshAccess
+from z2all_ds.cluster.preflight.checks import Preflight
 from z2all_ds.track.writer import RunWriter, read_records
 from z2all_ds.train.command import RanksFailed
 
@@ -52,6 +53,78 @@ def test_only_localhost_without_an_ssh_port_is_this_machine() -> None:
     assert not is_this_machine([Node(name="localhost", slots=2, ssh=SshAccess(port=2222))])
     assert not is_this_machine([Node(name="node1", slots=2)])
     assert not is_this_machine([Node(name="localhost", slots=1), Node(name="node1", slots=1)])
+
+
+def test_settings_without_effect_on_this_machine_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[Any] = []
+
+    def train(*given: Any) -> str:
+        started.append(given[1:])
+        return "done"
+
+    monkeypatch.setattr(multi_node, "train_on_this_machine", train)
+    monkeypatch.delenv("NCCL_DEBUG", raising=False)
+    settings = "slots: 2, interface: eth7, environment: {NCCL_DEBUG: INFO}, python: /tmp/theirs"
+    (tmp_path / "hosts.yaml").write_text(f"nodes:\n  localhost: {{{settings}}}\n")
+    (tmp_path / "hosts").write_text("localhost slots=2\n")
+    for name, restarts in (("hosts.yaml", 1), ("hosts", 0)):
+        options = LaunchOptions(str(tmp_path / name), restarts=restarts)
+        assert multi_node.launch(options, [f"run_dir={tmp_path / 'run'}"]) == "done"
+    lines = [line for line in capsys.readouterr().err.splitlines() if "without effect" in line]
+    named = "--restarts, interface (hostfile), environment (hostfile), python (hostfile)"
+    assert [line.partition("without effect on this machine: ")[2] for line in lines] == [named]
+    assert started == [(2, "auto")] * 2
+    assert "NCCL_DEBUG" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("min_nodes", "overrides", "names", "line"),
+    [
+        (
+            7,
+            ["train.global_batch=512"],
+            None,
+            "train.global_batch=512: must be a multiple of train.micro_batch × ranks = 1 × 56, so 4 of the 7 nodes"
+            " without failures could be used (not n4, n6, n7), and at least 7 are needed. With this micro_batch, ranks"
+            " may be 1, 2, 4, 8, 16, 32, 64, 128, 256, 512. Or lower --min-nodes, or fix the failures listed above.",
+        ),
+        (
+            8,
+            ["train.global_batch=512"],
+            None,
+            "7 nodes without failures: at least 8 are needed (left out: n5). Fix the failures listed above.",
+        ),
+        (
+            4,
+            ["train.global_batch=512"],
+            "n0 n1 n2 n3",
+            "without n4, n5, n6, n7 (train.global_batch=512 must be a multiple of train.micro_batch × ranks = 1 × 56)",
+        ),
+        (7, ["train.global_batch=448"], "n0 n1 n2 n3 n4 n6 n7", "without n5"),
+    ],
+)
+def test_a_batch_that_the_remaining_nodes_cannot_divide_is_named(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    min_nodes: int,
+    overrides: list[str],
+    names: str | None,
+    line: str,
+) -> None:
+    (tmp_path / "hosts").write_text("".join(f"n{number} slots=8\n" for number in range(8)))
+    options = LaunchOptions(str(tmp_path / "hosts"), min_nodes=min_nodes)
+    job = Launch(options, [f"run_dir={tmp_path / 'run'}", "train.micro_batch=1", *overrides])
+    found = Preflight()
+    found.fail("n5: ssh", "no answer", "Start it.", ["n5"])
+    if names is None:
+        with pytest.raises(ClusterError) as refused:
+            job.fit_nodes(found)
+        assert str(refused.value) == line
+    else:
+        assert [node.name for node in job.fit_nodes(found)] == names.split()
+        assert capsys.readouterr().err.rstrip().endswith(line)
 
 
 @pytest.mark.parametrize(
@@ -142,18 +215,22 @@ def test_a_second_signal_to_a_launch_is_recorded_by_its_name(tmp_path: Path, mon
         (["started", "done"], [[], []], ["fault", "fault"]),
         ([], [["started"], []], ["started", "fault", "fault", "failed"]),
         ([], [[], ["started", "done"]], ["fault", "started", "done"]),
+        ([], [["started"], ["started by another job", "stopped"]], ["started", "fault", "started", "stopped"]),
     ],
 )
 def test_only_the_last_try_of_a_launch_can_be_the_end_of_its_run(
     before: list[str], new: list[list[str]], kinds: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each try records these events; its ranks end with a code and leave no fault record."""
-    folder, tries = RunFolder(tmp_path), iter(new)
+    folder, tries, locks = RunFolder(tmp_path), iter(new), list[int]()
 
     def record(events: list[str]) -> None:
         writer = RunWriter(folder)
         for event in events:
-            writer.event(event, step=0)
+            kind, *by_another = event.split(maxsplit=1)
+            if by_another:
+                locks.append(folder.acquire_lock())
+            writer.event(kind, step=0, **({} if by_another else {"launch": os.environ.get(LAUNCH_VARIABLE)}))
         writer.close()
 
     def run_on_nodes(nodes: list[Node], *_: Any) -> list[NodeEnd]:
@@ -173,10 +250,13 @@ def test_only_the_last_try_of_a_launch_can_be_the_end_of_its_run(
     monkeypatch.setattr(multi_node, "Launch", lambda *_: job)
     monkeypatch.setattr(multi_node, "run_on_nodes", run_on_nodes)
     monkeypatch.setattr(multi_node, "FIRST_BACKOFF_SECONDS", 0.0)
-    os.close(folder.acquire_lock())  # as every run: the folder is ours
+    monkeypatch.setattr("z2all_ds.track.writer.SILENT_SECONDS", 0.0)
+    folder.claim()
     record(before)
     with nullcontext() if "done" in kinds else pytest.raises(RanksFailed):
         multi_node.launch(options, [])
+    for lock in locks:
+        os.close(lock)
     events = list(read_records(folder.events))[len(before) :]
     assert [event["event"] for event in events] == kinds
     reason = "ClusterError: node n1: its launcher ended with code 1: out of luck"

@@ -1,5 +1,6 @@
 """Tests of the orders of every node, and of the files and the description of a launch."""
 
+import re
 import shlex
 import sys
 from dataclasses import replace
@@ -10,7 +11,7 @@ import pytest
 from tests.helpers.command import ROOT
 from z2all_ds.base.config import RunConfig, load_run_config
 from z2all_ds.base.errors import ClusterError
-from z2all_ds.cluster.launch.plan import LaunchPlan, environment_text, is_secret, make_plan
+from z2all_ds.cluster.launch.plan import LAUNCHERS, LaunchPlan, environment_text, is_secret, make_plan
 from z2all_ds.cluster.nodes import DataAddress, Node, parse_nodes_text
 
 MAPPED = """\
@@ -110,22 +111,71 @@ def test_the_command_line_is_valid_shell(tmp_path: Path) -> None:
     assert f"DS_ENV_FILE={tmp_path}/a b/launch/deepspeed_env" in words
 
 
-def test_a_line_break_in_a_value_is_refused() -> None:
+@pytest.mark.parametrize("value", ["1\n2", "1\rB=2"])
+def test_a_line_break_in_a_value_is_refused(value: str) -> None:
     with pytest.raises(ClusterError, match="variable A: contains a line break"):
-        environment_text({"A": "1\n2"})
+        environment_text({"A": value})
+
+
+def test_a_hostfile_sets_no_variable_of_a_process_on_this_machine(tmp_path: Path) -> None:
+    text = "all: {slots: 1, environment: {PYTHONWARNINGS: 'all:0:antigravity.x', LD_PRELOAD: /tmp/theirs.so}}"
+    made = plan(parse_nodes_text(f"{text}\nnodes: {{n1: {{}}, n2: {{}}}}", "f"), EQUAL, tmp_path)
+    for launcher in LAUNCHERS[1:]:
+        assert not {"PYTHONWARNINGS", "LD_PRELOAD"} & {*made.own_variables(launcher)}, launcher
+        assert "antigravity" not in made.command_line(launcher)
+    made.require_supported("pdsh")  # in a file, for the nodes
+    assert "LD_PRELOAD=/tmp/theirs.so\n" in made.files("pdsh")[made.environment_file]
+    line = "launcher slurm: has one value .* are variables of the hostfile: LD_PRELOAD, PYTHONWARNINGS. Export var"
+    with pytest.raises(ClusterError, match=line):
+        made.require_supported("slurm")
+
+
+def test_commands_and_files_for_the_user_do_not_name_this_launch(tmp_path: Path) -> None:
+    """Ranks with its name would rely on it to record their end."""
+    made = plan(equal_nodes(), EQUAL, tmp_path)
+    assert made.orders["n1"].environment["EXTRA"] == "1"
+    assert made.own_variables("slurm")["EXTRA"] == "1"
+    for launcher in LAUNCHERS:
+        files = made.files(launcher)
+        own = files.pop(made.own_environment_file, "")
+        assert ("EXTRA=1\n" in own) == (launcher in ("pdsh", "openmpi"))
+        assert "EXTRA" not in "".join(files.values()) + made.command_line(launcher)
+        assert not own or made.own_variables(launcher)["DS_ENV_FILE"] == str(made.own_environment_file)
+    assert made.own_environment_file not in replace(made, extra={}).files("pdsh")  # a dry run
 
 
 def test_paths_that_deepspeed_would_have_to_quote_are_refused(tmp_path: Path) -> None:
     made = plan(equal_nodes(), EQUAL, tmp_path / "a;touch x")
     for launcher in ("pdsh", "openmpi"):
-        rule = "DeepSpeed does not quote them. Use --launcher ssh"
+        rule = "DeepSpeed does not quote them correctly. Use --launcher ssh"
         with pytest.raises(ClusterError, match=f"^launcher {launcher}: '{tmp_path}/a;touch x/launch.*{rule}"):
-            made.require_no_quotes(launcher)
-        plan(equal_nodes(), EQUAL, tmp_path).require_no_quotes(launcher)
+            made.require_supported(launcher)
+        plan(equal_nodes(), EQUAL, tmp_path).require_supported(launcher)
     for launcher in ("ssh", "slurm"):
-        made.require_no_quotes(launcher)
+        made.require_supported(launcher)
     assert "DeepSpeed's launcher" not in made.describe()
     assert replace(made, folder="/$(x)").words_to_quote() == ["/$(x)", *made.words_to_quote()]
+
+
+@pytest.mark.parametrize(
+    ("value", "refused_by"),
+    [
+        ("=mlx5_0:1,mlx5_1", []),
+        ("", []),
+        ("^docker0 lo;(x)", ["openmpi"]),  # arrives in double quotes, which pdsh removes and mpirun keeps
+        ("%h", ["pdsh"]),
+        *((value, ["pdsh", "openmpi"]) for value in ("$(touch x)", "`touch x`", 'a"; touch x; "', "a\\")),
+    ],
+)
+def test_values_that_a_shell_of_a_node_would_interpret_are_refused(
+    value: str, refused_by: list[str], tmp_path: Path
+) -> None:
+    nodes = [node.model_copy(update={"environment": {"A": value}}) for node in equal_nodes()]
+    made = plan(nodes, EQUAL, tmp_path)
+    assert [launcher for launcher in LAUNCHERS if made.words_to_quote(launcher)] == refused_by
+    for launcher in refused_by:
+        with pytest.raises(ClusterError, match=f"^launcher {launcher}: {re.escape(repr(f'A={value}'))}: has "):
+            made.require_supported(launcher)
 
 
 @pytest.mark.parametrize("name", ["DB_PASSWD", "REDIS_PASS", "GITHUB_PAT", "PROXY_AUTH", "AUTH_HEADER"])

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.command import ROOT
-from z2all_ds.base.fault_records import BUG, HANG, KILLED, Fault, first_fault, has_fault, read_faults
-from z2all_ds.base.run_folder import RunFolder
+from z2all_ds.base.fault_records import BUG, HANG, KILLED, LAUNCH_VARIABLE, Fault, first_fault, has_fault, read_faults
+from z2all_ds.base.run_folder import LAUNCH_LOCK, LOCK, RunFolder, open_lock_file, wait_for_lock
 from z2all_ds.cluster.launch.watchdog import read_ranks
 from z2all_ds.track.writer import RunWriter, read_records
 
@@ -142,20 +142,26 @@ def test_a_killed_rank_is_named(ranks: Ranks, victim: int, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("recorded", "is_locked", "kinds"),
+    ("launch", "recorded", "locked", "kinds"),
     [
-        ([], False, ["failed"]),
-        (["started"], False, ["started", "failed"]),
-        (["failed"], False, ["failed"]),  # by rank 0
-        (["started", "done"], False, ["started", "done"]),
-        (["started"], True, ["started"]),  # by the next job
+        ("", [], "", ["failed"]),
+        ("", ["started"], "", ["started", "failed"]),
+        ("", ["failed"], "", ["failed"]),  # by rank 0
+        ("", ["started", "failed"], "", ["started", "failed", "failed"]),  # rank 0 knew only that rank 1 was gone
+        ("", ["started", "done"], "", ["started", "done"]),
+        ("", ["started"], LOCK, ["started"]),  # by the next job
+        ("0123", ["started"], "", ["started", "failed"]),  # the launcher was killed
+        ("0123", ["started"], LAUNCH_LOCK, ["started"]),  # it lives
+        ("0123", ["started", "failed"], "", ["started", "failed"]),  # it has ended
     ],
 )
-def test_without_a_launcher_of_ours_the_end_of_the_run_is_recorded(
-    recorded: list[str], is_locked: bool, kinds: list[str], tmp_path: Path
+def test_without_a_living_launcher_of_ours_the_end_of_the_run_is_recorded(
+    launch: str, recorded: list[str], locked: str, kinds: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(LAUNCH_VARIABLE, launch)
     ranks = Ranks(tmp_path, "1")
-    lock = ranks.run.acquire_lock() if is_locked else None
+    lock = open_lock_file(tmp_path / (locked or "unused"))
+    assert wait_for_lock(lock, 0.0)
     try:
         writer = RunWriter(ranks.run)
         for kind in ("stopped", *recorded):  # the first is of an earlier launch
@@ -171,8 +177,7 @@ def test_without_a_launcher_of_ours_the_end_of_the_run_is_recorded(
             time.sleep(0.05)
     finally:
         ranks.close()
-        if lock is not None:
-            os.close(lock)
+        os.close(lock)
     _, *events = read_records(ranks.run.events)
     assert [event["event"] for event in events] == kinds
     if len(kinds) > len(recorded):

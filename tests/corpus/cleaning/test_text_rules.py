@@ -125,9 +125,9 @@ def test_markup_code_and_short_runs_of_punctuation_are_not_changed(text: str) ->
 
 
 SEEN_BY_RULES = (
-    "\x00\x07\t\n\r\x0b\x0c\x1f \x7f\x85\x9b\xa0\xad\u061c\u200b\u200c\u200d\u200e\u2028\u202e\u202f\u2060\u2069\u3000"
-    "\ue000\ufdd0\ufeff\uffff\U000e0001\U000e0067\U000e007f\U0001f3f4\U000f0000❤\ufe0f👨🔥1aZé"
-    "مक्ക한中文𠀀カ。，、！（）《》：“”…—⋯～~!?.,;-=·＃"
+    "\x00\x07\t\n\r\x0b\x0c\x1b\x1f \x7f\x85\x9b\xa0\xad\u061c\u200b\u200c\u200d\u200e\u2028\u202e\u202f\u2060\u2069"
+    "\u3000\ue000\ufdd0\ufeff\uffff\U000e0001\U000e0067\U000e007f\U0001f3f4\U000f0000❤\ufe0f👨🔥1aZé"
+    "مक्ക한中文𠀀カ。，、！（）《》：“”…—⋯～~!?.,;-=·＃[]P\\"
 )
 texts = st.text(st.one_of(st.sampled_from(SEEN_BY_RULES), st.characters()), max_size=60)
 runs = st.lists(st.tuples(st.sampled_from(SEEN_BY_RULES), st.integers(1, 6)), max_size=14).map(
@@ -156,6 +156,7 @@ def test_letters_and_digits_are_never_changed(text: str) -> None:
     def words(text: str) -> list[str]:
         return [char for char in text if char.isalnum()]
 
+    text = text.translate({0x1B: None, 0x9B: None})  # they start terminal sequences, which have letters
     assert words(chain(text)) == words(text)
 
 
@@ -173,11 +174,22 @@ def test_the_fast_check_for_cjk_detects_every_cjk_character(char: str) -> None:
 
 
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("piece", [" ", "。", "\u200d", "—", "x~", "中 ", "\U000e0067", "————a", "\r", "　\n"])
+@pytest.mark.parametrize(
+    "piece",
+    [" ", "。", "\u200d", "—", "x~", "中 ", "\U000e0067", "————a", "\r", "　\n", "\x1b]", "\x1bP", "\x1b[1;"],
+)
 def test_a_long_repetition_is_processed_in_linear_time(step: Callable[[str], str], piece: str) -> None:
     """A step takes a fraction of a second; in quadratic time it would take hours."""
     once = step(piece * (500_000 // len(piece)) + "中")
     assert step(once) is once
+
+
+@pytest.mark.parametrize("start", ["\x1b]", "\x1bP", "\x1b[", "\x1b(", "\x9b1"])
+@pytest.mark.parametrize("piece", ["x", "1;", " ", "(", "中"])
+def test_a_long_text_after_an_unfinished_terminal_sequence_is_processed_in_linear_time(start: str, piece: str) -> None:
+    once = control_characters(start + piece * (1_000_000 // len(piece)))
+    assert control_characters(once) is once
+    assert len(once) >= 999_999  # a letter may end the sequence
 
 
 @pytest.mark.parametrize(
@@ -189,6 +201,16 @@ def test_a_long_repetition_is_processed_in_linear_time(step: Callable[[str], str
         ("\x1b]8;;http://x\x1b\\link", "link"),
         ("\x1b(Bplain \x1b[2K\x1b[1A", "plain "),
         ("array[33m] [m", "array[33m] [m"),
+        ("\x1b[?1h\x1b=hello\x1b[?1l\x1b>", "hello"),
+        (f"\x1b]8;;https://x/{'a' * 4000}\x1b\\link\x1b]8;;\x1b\\", "link"),
+        ("\x1b7saved\x1b8", "saved"),
+        ("a\x1bPq#0;2;0;0;0~-\x1b\\b\x1b_apc\x1b\\c\x1b^pm\x1b\\d\x1bXsos\x1b\\e", "abcde"),
+        ("\x1bktitle\x1b\\text", "text"),
+        ("\x1b$B\x1b%Gtext\x1b#8 \x1b F", "text "),
+        ("\x9b33mwarning\x9b0m", "warning"),
+        ("a \x8bword\x9b, next", "a word, next"),
+        ("\x1b]0;cut off\nnext line\x07", "0;cut off\nnext line"),
+        ("\x1bPcut off\n中文\x1b中文\x1b", "cut off\n中文中文"),
     ],
 )
 def test_whole_terminal_sequences_are_removed(before: str, after: str) -> None:

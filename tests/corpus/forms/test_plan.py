@@ -61,6 +61,20 @@ def test_folders_and_patterns_are_expanded_into_sorted_files(tmp_path: Path) -> 
             names(missing)
 
 
+def test_loops_of_links_end(tmp_path: Path) -> None:
+    folder = tmp_path / "a[1]/b"
+    folder.mkdir(parents=True)
+    (folder / "x.txt").touch()
+    for link in ("c", "d"):
+        (folder / link).symlink_to(".")
+        (tmp_path / link).symlink_to(".")
+    for pattern in ("**/*.txt", "**", "**/b/**/x.txt", "*/**/x.*", "**/**/b/*.txt"):
+        assert [path.name for path in expand_raw([tmp_path / pattern])] == ["x.txt"]
+    for pattern in ("**/x.jsonl", "nothing/**"):
+        with pytest.raises(DataError, match="contains no file"):
+            expand_raw([tmp_path / pattern])
+
+
 def test_links_out_of_a_folder_are_followed_only_if_asked(tmp_path: Path) -> None:
     raw, outside = tmp_path / "raw", tmp_path / "outside"
     for folder in (raw, outside):

@@ -11,9 +11,12 @@ import pyarrow as pa
 import pytest
 
 from tests.corpus.reading.shard_maker import reader_of, texts_of, write_parquet
+from tests.helpers.parquet_footers import with_false_size
 from tests.helpers.stores import FlakyStore, flaky_store, put
 from z2all_ds.base.errors import DataError
 from z2all_ds.base.storage import folders
+from z2all_ds.corpus import shard_check
+from z2all_ds.corpus.forms import ReadLimits, parquet_expansion
 from z2all_ds.corpus.reading import parquet_shard
 from z2all_ds.corpus.reading.parquet_shard import BoundedCache
 
@@ -170,6 +173,37 @@ def test_a_block_keeps_only_its_own_rows_in_memory(tmp_path: Path, own_cache: Bo
     assert with_cache > 1_000_000
     assert pa.total_allocated_bytes() - before < 20_000
     assert (block.text(0), block.text(1)) == (texts[500], texts[501])
+
+
+def test_small_files_with_large_texts_need_little_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_cache: BoundedCache
+) -> None:
+    """Also if another tool wrote the manifest, so that no adoption has checked the file."""
+    long = "x" * 2**18
+    dictionary: dict[str, Any] = {"compression": "zstd", "dictionary_pagesize_limit": 10**9}
+    many = write_parquet(tmp_path, "many.parquet", [long] * 300, **dictionary)
+    few = write_parquet(tmp_path, "few.parquet", [long] * 40, **dictionary)
+    pages = write_parquet(tmp_path, "pages.parquet", [f"{n}{long}" for n in range(40)], compression="zstd")
+    monkeypatch.setattr(parquet_shard, "LARGE_GROUP_BYTES", 2**22)
+    monkeypatch.setattr(parquet_expansion, "BATCH_LIMIT_BYTES", 2**20)
+    monkeypatch.setattr(shard_check, "ReadLimits", lambda: ReadLimits(expansion_allowance_bytes=2**26))
+    before = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(before)
+    pa.set_memory_pool(pool)
+    try:
+        with pytest.raises(DataError, match=r"many\.parquet, record 5: expands to 78,643,200 bytes"):
+            reader_of(tmp_path, many).read(5)
+        assert reader_of(tmp_path, few).read(5) == long  # within the limit, but too large to decode it completely
+        monkeypatch.setattr(shard_check, "ReadLimits", lambda: ReadLimits(expansion_allowance_bytes=2**22))
+        with pytest.raises(DataError, match=r"few\.parquet, record 0: expands to"):
+            reader_of(tmp_path, few).document_sizes()
+        data = with_false_size((tmp_path / "pages.parquet").read_bytes(), column=1)
+        (tmp_path / "pages.parquet").write_bytes(data)
+        with pytest.raises(DataError, match=r"pages\.parquet, record 5: expands to 10,\d+,\d+ bytes"):
+            reader_of(tmp_path, pages).read(5)
+    finally:
+        pa.set_memory_pool(before)
+    assert pool.max_memory() < 2**23
 
 
 def test_neighbouring_blocks_decode_a_row_group_once(flaky: type[FlakyStore], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The state in which W&B shows a run after the end of a session."""
+"""The state, and the reason of a failure, that W&B shows for a run after the end of a session."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,11 +29,13 @@ def test_only_a_run_that_has_recorded_a_good_end_succeeds(outcomes: list[str], e
     folder = RunFolder(tmp_path)
     writer = RunWriter(folder)
     for outcome in outcomes:
-        writer.event(outcome)
+        writer.event(outcome, **({"reason": "out of memory"} if outcome == "failed" else {}))
     writer.close()
     found: list[int] = []
     sink = WandbSink(folder, SinkSettings("offline", False, "project", 1.0, 1.0), Progress(tmp_path / "p", {}, {}))
-    sink._run = SimpleNamespace(finish=lambda exit_code: found.append(exit_code))
+    sink._run = SimpleNamespace(finish=lambda exit_code: found.append(exit_code), summary={})
     sink._stderr = SimpleNamespace(has_lost=False)  # type: ignore[assignment]
     sink.close()
     assert found == [exit_code]
+    reason = "out of memory" if outcomes[-1:] == ["failed"] else None  # a later start removes it
+    assert sink._run.summary == ({"failed": reason} if "failed" in outcomes else {})

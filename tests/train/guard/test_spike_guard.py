@@ -193,6 +193,23 @@ def test_rollbacks_end_when_a_new_level_is_declared(every_steps: int, rollbacks:
     assert all(event["step"] >= 34 for event in back)
 
 
+def test_ordinary_text_after_some_easy_steps_is_accepted_again_also_by_a_resumed_run() -> None:
+    """Sixteen steps of easy text lower the level, so that ordinary text looks like spikes until it is a new level."""
+    section = GuardSection()
+
+    def loss(sample: int) -> float:
+        return 0.4 if 128 <= sample < 144 else 1.0
+
+    first, resumed = RollingBack(section, 1000, loss), RollingBack(section, 1000, loss)
+    first.train(150)
+    resumed.position, resumed.state.step = first.position, first.state.step
+    resumed._guard.load_state_dict(json.loads(json.dumps(first._guard.state_dict())))
+    resumed.train(300)
+    spikes = [event["step"] for run in (first, resumed) for event in run.events["spike"]]
+    assert spikes == list(range(145, 145 + section.max_bad_steps + 1))
+    assert [level["step"] for level in resumed.events["new_level"]] == spikes[-1:]
+
+
 class RollingBack:
     """Steps of one sample each, under the real hook and the real rollback, with a checkpoint every few steps."""
 

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -123,7 +124,39 @@ def record(folder: RunFolder, *kinds: str) -> None:
     writer.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.fixture
+def hangups(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Return a list that gets the SIGHUPs that nothing else handles; these tests may run under nohup."""
+    taken: list[int] = []
+    before = signal.signal(signal.SIGHUP, lambda number, frame: taken.append(number))
+    yield taken
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_the_two_signals_at_the_end_of_a_terminal_session_are_one_request(
+    hangups: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder(tmp_path)
+    with stop_on_signals(folder) as signals:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert folder.stop_request.exists()
+        with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert signals.received == signal.SIGHUP and hangups == []
+    said = "SIGHUP: the run will stop before its first step; send SIGTERM to end it at once\n"
+    assert capsys.readouterr().err == said
+
+
+def test_under_nohup_the_end_of_a_terminal_session_changes_nothing(hangups: list[int], tmp_path: Path) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with requeue_on_signals(), stop_on_signals(RunFolder(tmp_path)) as signals:
+        os.kill(os.getpid(), signal.SIGHUP)
+    assert signals.received is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
+@pytest.mark.usefixtures("hangups")
 def test_a_signal_outside_of_training_ends_the_command_with_the_requeue_code(
     number: signal.Signals, capsys: pytest.CaptureFixture[str]
 ) -> None:

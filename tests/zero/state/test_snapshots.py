@@ -15,7 +15,8 @@ from tests.zero.engines import tiny_engine, train
 from tests.zero.state.states import assert_same_state
 from z2all_ds.base.config import load_run_config
 from z2all_ds.base.console import human_bytes
-from z2all_ds.base.run_folder import RunFolder
+from z2all_ds.base.errors import CheckpointError
+from z2all_ds.base.run_folder import RunFolder, file_id
 from z2all_ds.base.world import World
 from z2all_ds.checkpoint import memory
 from z2all_ds.checkpoint.background import Answer
@@ -164,10 +165,13 @@ def test_other_users_have_no_access_to_snapshots(tmp_path: Path) -> None:
 
 
 @contextmanager
-def two_snapshots(run_dir: Path, said: list[str]) -> Iterator[tuple[Any, CheckpointManager, SnapshotFolder]]:
+def two_snapshots(
+    run_dir: Path, said: list[str], lock_id: list[int] | None = None
+) -> Iterator[tuple[Any, CheckpointManager, SnapshotFolder]]:
     """Yield an engine, its manager and the snapshots of steps 1 and 2."""
     with tiny_engine("cpu", "deepspeed=zero1") as (engine, (run, _)):
-        manager = CheckpointManager(RunFolder(run_dir), run.checkpoint, World(), torch.device("cpu"), said.append)
+        locked = RunFolder(run_dir, lock_id)
+        manager = CheckpointManager(locked, run.checkpoint, World(), torch.device("cpu"), said.append)
         try:
             manager.begin_lineage(resumes_from_memory=False)
             train(engine, 1)
@@ -276,6 +280,20 @@ def test_a_lost_folder_costs_a_line_and_a_save_to_disk(is_taken: bool, tmp_path:
         now = memory.snapshot_folder(RunFolder(tmp_path))
         assert now and now != folder and memory.all_snapshot_folders()[now] == tmp_path
     assert not now.path.exists()
+
+
+@pytest.mark.parametrize("to_disk", [False, True])
+def test_a_run_whose_folder_was_moved_saves_nothing_in_the_folder_of_another_job(to_disk: bool, tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    with ExitStack() as stack:
+        lock = run.acquire_lock()
+        stack.callback(os.close, lock)
+        engine, manager, _ = stack.enter_context(two_snapshots(run.root, [], file_id(lock)))
+        run.root.rename(tmp_path / "old")
+        stack.callback(os.close, run.acquire_lock())  # of another job
+        with pytest.raises(CheckpointError, match="was moved or deleted while it was in use"):
+            manager.save(engine, 3, {}, {"position": 7}, to_disk)
+        assert [path.name for path in run.root.iterdir()] == [".lock"]
 
 
 class FailingWriter:

@@ -51,6 +51,7 @@ from z2all_ds.track.writer import (
     record_failed_launch,
 )
 from z2all_ds.train.command import RanksFailed, train_on_this_machine
+from z2all_ds.train.inputs import check_lanes
 from z2all_ds.train.pretrain import parse
 from z2all_ds.train.processes import flight_recorder
 from z2all_ds.train.processes.stopping import StopSignals, requeue_on_signals, stop_on_signals
@@ -58,6 +59,8 @@ from z2all_ds.zero.ds_config import resolve
 from z2all_ds.zero.op_builds import needed_ops
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+USED_HERE = {"name", "slots"}
+"""Settings of a node that training on this machine uses."""
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 2.0, 60.0
 MAX_STANDSTILLS = 2
 """Consecutive tries without a new step after which a launch gives up."""
@@ -134,7 +137,7 @@ class Launch:
             nodes, device = self.fit_nodes(found), found.device
         ops = needed_ops(resolve(self.run, sum(node.slots for node in nodes), device), device)
         plan = make_plan(nodes, found.addresses, self.run, self.resume, self.port, ops, extra)
-        plan.require_no_quotes(self.options.launcher)
+        plan.require_supported(self.options.launcher)
         return plan
 
     def fit_nodes(self, found: Preflight) -> list[Node]:
@@ -147,28 +150,39 @@ class Launch:
             no_ssh = self.options.launcher == "slurm" and found.lost
             hint = " If ssh to the nodes is closed, launch with --no-preflight." if no_ssh else ""
             raise ClusterError(first.name, first.value, first.fix + hint)
-        fit = [node for node in self.nodes if node.name not in unfit]
+        fit = healthy = [node for node in self.nodes if node.name not in unfit]
         least = self.options.min_nodes or len(self.nodes)
-        while fit and not self._batch_fits(fit, found.device):
-            fit = fit[:-1]
         if len(fit) < least:
             print_lines(describe(found))
             rule = f"at least {least} are needed (left out: {', '.join(unfit)})"
             raise ClusterError(f"{len(fit)} nodes without failures", rule, "Fix the failures listed above.")
+        problems = []
+        while fit and (problem := self._batch_problem(fit, found.device)):
+            problems.append(problem)
+            fit = fit[:-1]
+        if len(fit) < least:
+            print_lines(describe(found))
+            problem, unused = problems[0], ", ".join(node.name for node in healthy[len(fit) :])
+            possible = f"so {len(fit)} of the {len(healthy)} nodes without failures could be used (not {unused})"
+            rule = f"{problem.rule}, {possible}, and at least {least} are needed"
+            fix = f"{problem.fix} Or lower --min-nodes, or fix the failures listed above."
+            raise ClusterError(problem.what, rule, fix)
         if len(fit) < len(self.nodes):
-            say(f"without {', '.join(node.name for node in self.nodes if node not in fit)}")
+            reason = f" ({problems[0].what} {problems[0].rule})" if problems else ""
+            say(f"without {', '.join(node.name for node in self.nodes if node not in fit)}{reason}")
         return fit
 
-    def _batch_fits(self, nodes: list[Node], device: str) -> bool:
-        """Return whether the global batch and the data lanes can be divided among the ranks of these nodes."""
+    def _batch_problem(self, nodes: list[Node], device: str) -> Z2allError | None:
+        """Return why the global batch or the data lanes cannot be divided among the ranks of these nodes."""
         ranks = sum(node.slots for node in nodes)
         try:
             resolve(self.run, ranks, device)
-        except Z2allError:
+            check_lanes(self.run, ranks)
+        except Z2allError as error:
             if len(nodes) == len(self.nodes):  # a mistake in the config
                 raise
-            return False
-        return len(nodes) == len(self.nodes) or ranks <= self.run.num_lanes
+            return error
+        return None
 
 
 def launch(options: LaunchOptions, arguments: list[str]) -> str:
@@ -182,13 +196,16 @@ def _launch(options: LaunchOptions, arguments: list[str]) -> str:
     job = Launch(options, arguments)
     if options.launcher != "slurm" and is_this_machine(job.nodes):
         say("one node, this machine: same as `z2all train`, without ssh")
+        (node,) = job.nodes
         ignored = [option for option, is_given in options.for_several_nodes().items() if is_given]
+        # A hostfile must not set variables of processes on this machine, nor start a program here.
+        ignored += [f"{name} (hostfile)" for name in node.model_dump(exclude_defaults=True, exclude=USED_HERE)]
         if ignored:
             say(f"without effect on this machine: {', '.join(ignored)}")
         if options.dry_run:
-            say(f"dry run: {job.nodes[0].slots} ranks would train in {job.folder.root}")
+            say(f"dry run: {node.slots} ranks would train in {job.folder.root}")
             return "planned"
-        return train_on_this_machine(job.run, job.nodes[0].slots, job.resume)
+        return train_on_this_machine(job.run, node.slots, job.resume)
     if options.dry_run:
         with job.folder.launching():  # it writes the files that a launch in progress reads
             plan = job.plan({})
@@ -202,8 +219,8 @@ def _launch(options: LaunchOptions, arguments: list[str]) -> str:
         except KeyboardInterrupt as interrupt:
             record_failed_launch(job.folder, f"ended at once by a second signal, {interrupt}", events_before)
             raise
-    if verdict.fault:
-        error = failed(job.folder, verdict.fault, events_before)
+        error = failed(job.folder, verdict.fault, events_before) if verdict.fault else None
+    if error is not None:
         if not (signals.received and verdict.is_recoverable):
             raise error
         say(f"{type(error).__name__}: {error}")
@@ -251,11 +268,11 @@ def supervise(job: Launch, signals: StopSignals) -> Verdict:
 
 def run_once(job: Launch, fault_at: float | None) -> Verdict:
     """Run one launch to its end."""
-    extra = {LAUNCH_VARIABLE: name_launch(), **({FAULT_VARIABLE: str(fault_at)} if fault_at else {})}
+    name = name_launch()
+    extra = {LAUNCH_VARIABLE: name, **({FAULT_VARIABLE: str(fault_at)} if fault_at else {})}
     plan, launcher = job.plan(extra), job.options.launcher
     plan.write(launcher)
     forget_faults(job.folder)
-    events = count_events(job.folder)
     say(f"{plan.ranks} ranks on {', '.join(node.name for node in plan.nodes)}")
     if fault_at is None and not (plan.unsupported_settings() or plan.words_to_quote()):
         say(f"equivalent command: {plan.command_line(launcher)}")
@@ -263,17 +280,13 @@ def run_once(job: Launch, fault_at: float | None) -> Verdict:
         ends = run_on_nodes(plan.nodes, plan.ssh_config, plan.folder, plan.orders)
     else:
         ends = run_by_deepspeed(plan, launcher)
-    return judge(last_outcome(job.folder, events), ends, read_faults(job.folder), plan.nodes)
+    return judge(last_outcome(job.folder, name), ends, read_faults(job.folder), plan.nodes)
 
 
 def run_by_deepspeed(plan: LaunchPlan, launcher: str) -> list[NodeEnd]:
     """Run one of DeepSpeed's multi-node launchers to its end."""
-    unsupported = plan.unsupported_settings(launcher)
-    if unsupported:
-        rule = f"has one value for all nodes, but these settings differ or are secret: {', '.join(unsupported)}"
-        raise ClusterError(f"launcher {launcher}", rule, "Use --launcher ssh (the default).")
     uses_srun = launcher == "slurm"
-    environment = {**os.environ, **plan.deepspeed_variables(launcher)}
+    environment = {**os.environ, **plan.own_variables(launcher)}
     stderr = subprocess.PIPE if uses_srun else None
     command = owned(plan.deepspeed_command(launcher))
     process = start(command, environment, stderr=stderr, text=True, errors="replace")

@@ -28,6 +28,9 @@ from z2all_ds.train.processes.local_ranks import RANK_MODULE
 
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|(^|_)(PASS|PAT|AUTH)(_|$)", re.IGNORECASE)
 NEEDS_NO_QUOTES = re.compile(r"[A-Za-z0-9_./+@=:,-]+")
+# DeepSpeed puts other values of variables into double quotes. With pdsh a shell removes these, and pdsh replaces %h and
+# the like; mpirun passes them on as part of the value.
+ARRIVES_AS_IT_IS = {"pdsh": re.compile(r'[^"$%\\`]*'), "openmpi": re.compile(r"[\w@%+=:,./-]*")}
 LAUNCHERS = ("ssh", "pdsh", "openmpi", "slurm")
 
 
@@ -41,6 +44,8 @@ class LaunchPlan:
     """Working directory of commands on every node."""
     run_folder: RunFolder
     run: RunConfig
+    extra: Mapping[str, str]
+    """Variables of this start only, such as its name. Files and commands for the user do not have them."""
 
     @property
     def ssh_config(self) -> Path:
@@ -53,6 +58,11 @@ class LaunchPlan:
     @property
     def environment_file(self) -> Path:
         return self._file("deepspeed_env")
+
+    @property
+    def own_environment_file(self) -> Path:
+        """The same with `extra`, for the launcher that we start."""
+        return self._file("deepspeed_env_of_launch")
 
     @property
     def tasks(self) -> Path:
@@ -69,6 +79,10 @@ class LaunchPlan:
         return sum(node.slots for node in self.nodes)
 
     @property
+    def _set_by_hostfile(self) -> set[str]:
+        return {name for node in self.nodes for name in node.environment}
+
+    @property
     def _master(self) -> Orders:
         return self.orders[self.nodes[0].name]
 
@@ -80,8 +94,12 @@ class LaunchPlan:
         hosts = {self.hostfile: hostfile_text({node.name: node.slots for node in self.nodes})}
         if launcher == "slurm":  # no ssh
             return {**hosts, self.tasks: slurm.tasks_text(self.nodes), self.rank_script: slurm.RANK_SCRIPT}
-        environment = environment_text(self.deepspeed_environment())
-        return {self.ssh_config: ssh.config_text(self.nodes), **hosts, self.environment_file: environment}
+        environment = self.deepspeed_environment()
+        repeatable = {name: value for name, value in environment.items() if name not in self.extra}
+        texts = {self.environment_file: environment_text(repeatable)}
+        if launcher != "ssh" and self.extra:
+            texts[self.own_environment_file] = environment_text(environment)
+        return {self.ssh_config: ssh.config_text(self.nodes), **hosts, **texts}
 
     def write(self, launcher: str) -> None:
         """Write the files, readable only by their owner, and the run config."""
@@ -114,10 +132,12 @@ class LaunchPlan:
 
     def unsupported_settings(self, launcher: str = "pdsh") -> list[str]:
         """Return settings that DeepSpeed's multi-node launchers cannot pass on: those that differ between nodes,
-        secrets (except with srun, which passes the environment on), and another interpreter than the one that runs the
-        launcher: a path in a hostfile must not start a program here."""
-        common = self.common_environment(with_secrets=launcher == "slurm")
+        secrets, and another interpreter than the one that runs the launcher: a path in a hostfile must not start a
+        program here. srun passes its own environment on: secrets too, but a hostfile must not set variables here."""
+        uses_srun = launcher == "slurm"
+        common = self.common_environment(with_secrets=uses_srun)
         names = {name for orders in self.orders.values() for name in orders.environment if name not in common}
+        names |= self._set_by_hostfile if uses_srun else set()
         has_own_python = any(node.interpreter != sys.executable for node in self.nodes)
         masters = {(orders.master_address, orders.master_port) for orders in self.orders.values()}
         return [*sorted(names), *(["python"] if has_own_python else []), *(["outside"] if len(masters) > 1 else [])]
@@ -140,27 +160,45 @@ class LaunchPlan:
         if launcher not in ("pdsh", "openmpi"):
             return []
         words = [self.folder, str(self.ssh_config), *self.deepspeed_command(launcher)]
-        return [word for word in dict.fromkeys(words) if not NEEDS_NO_QUOTES.fullmatch(word)]
+        allowed, variables = ARRIVES_AS_IT_IS[launcher], self.deepspeed_environment().items()
+        return [
+            *(word for word in dict.fromkeys(words) if not NEEDS_NO_QUOTES.fullmatch(word)),
+            *(f"{name}={value}" for name, value in variables if not allowed.fullmatch(value)),
+        ]
 
-    def require_no_quotes(self, launcher: str) -> None:
+    def require_supported(self, launcher: str) -> None:
+        """Refuse what one of DeepSpeed's launchers cannot pass on."""
+        unsupported = [] if launcher == "ssh" else self.unsupported_settings(launcher)
+        if unsupported:
+            kind, fix = "secret", "Use --launcher ssh (the default)."
+            if launcher == "slurm":
+                kind, fix = "variables of the hostfile", "Export variables before the launch, or use --launcher ssh."
+            rule = f"has one value for all nodes, but these settings differ or are {kind}: {', '.join(unsupported)}"
+            raise ClusterError(f"launcher {launcher}", rule, fix)
         for word in self.words_to_quote(launcher):
-            rule = "has characters that a shell interprets, and DeepSpeed does not quote them"
-            fix = "Use --launcher ssh (the default), or a path of letters, digits and _./+@=:,- only."
+            rule = "has characters that a shell interprets, and DeepSpeed does not quote them correctly"
+            fix = "Use --launcher ssh (the default), or only letters, digits and _./+@=:,- there."
             raise ClusterError(f"launcher {launcher}: {word!r}", rule, fix)
 
     def deepspeed_variables(self, launcher: str = "pdsh") -> dict[str, str]:
-        """Return the variables that this command needs."""
+        """Return the variables that this command needs, without `extra`."""
         if launcher == "slurm":
             # Ranks inherit srun's environment (--export=ALL), which overrides what DeepSpeed writes on srun's command
             # line, where values end at a comma. So the environment file is empty.
             common = self.common_environment(with_secrets=True).items()
-            new = {name: value for name, value in common if os.environ.get(name) != value}
+            known = {*self.extra, *self._set_by_hostfile}
+            new = {name: value for name, value in common if os.environ.get(name) != value and name not in known}
             return {**new, **self._master_variables(), "DS_ENV_FILE": os.devnull}
         file = {"DS_ENV_FILE": str(self.environment_file)}
         if launcher == "openmpi":
             root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}
             return {"OMPI_MCA_plm_rsh_args": f"-F {self.ssh_config}", **file, **root}
         return {"PDSH_SSH_ARGS_APPEND": f"-F {self.ssh_config}", **file}
+
+    def own_variables(self, launcher: str) -> dict[str, str]:
+        """Return the variables of the command as this launch runs it."""
+        own = self.extra if launcher == "slurm" else {"DS_ENV_FILE": str(self.own_environment_file)}
+        return {**self.deepspeed_variables(launcher), **own}
 
     def describe(self, launcher: str = "ssh") -> str:
         """Return all files and commands as text, with secrets masked."""
@@ -209,19 +247,19 @@ def make_plan(
             slots={other.name: other.slots for other in nodes},
             master_address=address,
             master_port=master_port,
-            environment={**forwarded(environment), **network, **extra, **node.environment},
+            environment={**forwarded(environment), **network, **node.environment, **extra},
             arguments=["--config", str(folder.launch_config), "--resume", resume],
             log=str(folder.root / "logs" / f"launcher_{node.name}.log"),
             run_dir=str(folder.root),
             ops=ops,
         )
-    return LaunchPlan(nodes, orders, os.getcwd(), folder, run)
+    return LaunchPlan(nodes, orders, os.getcwd(), folder, run, extra)
 
 
 def environment_text(environment: Mapping[str, str]) -> str:
     """Return the text of DeepSpeed's environment file, which has no comments, blank lines or line breaks in values."""
     for name, value in environment.items():
-        if "\n" in value:
+        if "\n" in value or "\r" in value:
             rule = "contains a line break, which DeepSpeed cannot pass on"
             raise ClusterError(f"variable {name}", rule, "Unset it, or remove the line break.")
     return "".join(f"{name}={value}\n" for name, value in environment.items())

@@ -5,8 +5,8 @@ when a rank is gone without a record (killed) or has no heartbeat for too long (
 all ranks here written to RUN/logs/stacks and their last NCCL collectives to RUN/logs/flight. Then it ends the ranks,
 since a launcher would wait forever. Loads no torch.
 
-A launcher of ours records the failure of the run. If there is none, the watchdog of rank 0 does it for ranks that could
-not; EVENTS is the number of the run's events before this launch.
+A launcher of ours records the failure of the run. If there is none, or it was killed, the watchdog of rank 0 does it
+for ranks that could not. Only that one gets EVENTS, the number of the run's events before this launch.
 """
 
 import json
@@ -26,6 +26,7 @@ from z2all_ds.base.fault_records import (
     BUG,
     HANG,
     KILLED,
+    LAUNCH_VARIABLE,
     LOST_PEER,
     OUT_OF_MEMORY,
     Fault,
@@ -34,7 +35,7 @@ from z2all_ds.base.fault_records import (
     write_fault,
 )
 from z2all_ds.base.machine import process_is_alive
-from z2all_ds.base.run_folder import RunFolder
+from z2all_ds.base.run_folder import LAUNCH_LOCK, RunFolder, open_lock_file, wait_for_lock
 from z2all_ds.track.writer import record_failed_launch
 from z2all_ds.train.processes import flight_recorder
 from z2all_ds.train.processes.progress import BEAT, STACKS_SIGNAL, file_name
@@ -181,11 +182,20 @@ class Watchdog:
         flight_recorder.ask_for(self.run, self.folder, [rank.number for rank in ranks if rank.number not in stopped])
 
     def _record_failure(self, events_before: int) -> None:
-        """Record why the run has failed, unless rank 0 could do it or the next job has begun."""
+        """Record why the run has failed, unless a launcher of ours does it or the next job has begun."""
         fault = cause_since(self.run, self.began_unix)
         if fault is None:
             return
-        record_failed_launch(self.run, fault.line, events_before, is_cause=False)
+        if not os.environ.get(LAUNCH_VARIABLE):
+            record_failed_launch(self.run, fault.line, events_before)
+            return
+        with suppress(OSError):
+            launch_lock = open_lock_file(self.run.root / LAUNCH_LOCK)  # a launcher holds it as long as it lives
+            try:
+                if wait_for_lock(launch_lock, patience_seconds=0.0):
+                    record_failed_launch(self.run, fault.line, events_before, is_cause=False)
+            finally:
+                os.close(launch_lock)
 
     def _end(self, ranks: list[RankState], grace_seconds: float) -> None:
         deadline = time.monotonic() + grace_seconds
@@ -238,9 +248,8 @@ def out_of_memory_kills() -> int:
 
 
 def main(run: str, folder: str, hang_seconds: str, events_before: str | None = None) -> None:
-    # Both are meant for the ranks; this ends after them.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # meant for the ranks; this ends after them
+        signal.signal(number, signal.SIG_IGN)
     events = None if events_before is None else int(events_before)
     Watchdog(RunFolder(Path(run)), Path(folder), float(hang_seconds), events).watch()
 

@@ -10,8 +10,17 @@ import re
 
 # -- control characters -----------------------------------------------------------------------------------------------
 
-# Whole sequences of terminals: colours and cursor moves (CSI), titles and links (OSC), character sets.
-_TERMINAL_SEQUENCES = re.compile("\x1b(?:\\[[0-?]*[ -/]*[@-~]|\\][^\x07\x1b\n]{0,99}(?:\x07|\x1b\\\\)|[()][0-9A-Za-z])")
+# Whole sequences of terminals. No part matches ESC except at its ends, which makes the search linear in time.
+_TERMINAL_SEQUENCES = re.compile(
+    # Colours and cursor moves (CSI). U+009B needs a parameter: it may also be a › that was decoded wrongly.
+    "(?:\x1b\\[|\x9b(?=[0-?]))[0-?]*[ -/]*[@-~]"
+    # Titles and links (OSC); the limit keeps the text after a sequence that was cut off.
+    "|\x1b\\][^\x07\x1b\n]{0,4096}(?:\x07|\x1b\\\\)"
+    # Images and other strings (DCS, SOS, PM, APC), and the titles of screen.
+    "|\x1b[PX^_k][^\x1b\n]*\x1b\\\\"
+    # Character sets, modes, and the beginning of sequences that were cut off.
+    "|\x1b[ -/]*[0-~]"
+)
 _OTHER_LINE_BREAKS = re.compile("\r\n|[\r\x0b\x0c\x85\u2028\u2029]")
 # C0 without tab and line breaks, C1, soft hyphen, direction marks, zero-width, private use, noncharacters, U+FEFF.
 _GO_ALWAYS = (
@@ -44,7 +53,7 @@ def control_characters(text: str) -> str:
             return text
     elif not _ANY_CONTROL.search(text):
         return text
-    cleaned = _TERMINAL_SEQUENCES.sub("", text) if "\x1b" in text else text
+    cleaned = _TERMINAL_SEQUENCES.sub("", text) if "\x1b" in text or "\x9b" in text else text
     cleaned = _CONTROLS.sub("", cleaned)
     if not cleaned.isascii():
         # Tags before joiners: a joiner may follow the last tag of a flag, and tags after a joiner are not a flag.

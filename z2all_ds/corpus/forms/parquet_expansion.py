@@ -37,10 +37,11 @@ def dictionary_columns(table: Any, in_lists: bool) -> list[str]:
     return found
 
 
-def rows_within_limit(table: Any, texts: Any, group: int) -> int:
+def rows_within_limit(table: Any, texts: Any, group: int, columns: list[str] | None = None) -> int:
     """Return how many rows of a row group can be decoded at once, whatever their references.
 
-    `texts` is the same file, opened with `read_dictionary` for its dictionary columns; None if there are none.
+    `texts` is the same file, opened with `read_dictionary` for its dictionary columns; None if there are none. Only
+    these `columns` of it count, by default all.
     """
     schema = table.schema
     largest = [
@@ -48,7 +49,7 @@ def rows_within_limit(table: Any, texts: Any, group: int) -> int:
     ]
     if texts is not None:
         # The first row comes with the whole dictionary of its column, also where it is null.
-        first = next(texts.iter_batches(batch_size=1, row_groups=[group], use_threads=False), None)
+        first = next(texts.iter_batches(batch_size=1, row_groups=[group], columns=columns, use_threads=False), None)
         largest += [_longest(column) for column in first.columns] if first is not None else []
     return max(1, BATCH_LIMIT_BYTES // max(1, sum(largest)))
 

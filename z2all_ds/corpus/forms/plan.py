@@ -2,7 +2,7 @@
 
 import glob
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def expand_raw(paths: Iterable[str | Path], follow_links: bool = False) -> list[
             root, matches = path, [path]
         elif glob.has_magic(str(path)):
             root = next(parent for parent in path.parents if not glob.has_magic(str(parent)))
-            matches = [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
+            matches = [Path(match) for match in sorted(_matches(path, None if follow_links else root))]
         else:
             raise DataError(str(given), "does not exist", "Check the path; relative paths start at the current folder.")
         files = [file for match in matches for file in _files_in(match, None if follow_links else root)]
@@ -40,16 +40,40 @@ def expand_raw(paths: Iterable[str | Path], follow_links: bool = False) -> list[
     return list(found.values())
 
 
+def _matches(pattern: Path, root: Path | None) -> set[str]:
+    """Return the files and folders that match. `**` stands for each folder once, also where links form loops."""
+    if "**" not in pattern.parts:
+        return set(glob.glob(str(pattern)))
+    place = pattern.parts.index("**")
+    above, below = Path(*pattern.parts[:place]), pattern.parts[place + 1 :]
+    tops = filter(os.path.isdir, _matches(above, root) if glob.has_magic(str(above)) else {str(above)})
+    if not below:
+        return set(tops)
+    folders = {folder for top in tops for folder, _ in _walk(Path(top), root)}
+    return {match for folder in folders for match in _matches(Path(glob.escape(folder), *below), root)}
+
+
 def _files_in(path: Path, root: Path | None) -> list[Path]:
     """Return the files in a folder, or the file itself. Links must stay inside `root`, if it is given."""
     if not path.is_dir():
         check_file(path, root)
         return [path]
+    files = []
+    for folder, names in _walk(path, root):
+        found = [Path(folder, name) for name in names if not name.startswith(".")]
+        for file in found:
+            check_file(file, root)
+        files += found
+    return sorted(files)
+
+
+def _walk(path: Path, root: Path | None) -> Iterator[tuple[str, list[str]]]:
+    """Yield each folder once, with the names of its files, also through links; hidden folders are left out."""
 
     def refuse(error: OSError) -> None:
         raise DataError(str(error.filename), f"cannot be read ({error.strerror})", "Check its permissions.") from None
 
-    files, seen = [], set()
+    seen = set[str]()
     for folder, subfolders, names in os.walk(path, onerror=refuse, followlinks=True):
         real = os.path.realpath(folder)
         if real in seen:
@@ -58,11 +82,7 @@ def _files_in(path: Path, root: Path | None) -> list[Path]:
         seen.add(real)
         check_inside(Path(folder), root)
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
-        found = [Path(folder, name) for name in names if not name.startswith(".")]
-        for file in found:
-            check_file(file, root)
-        files += found
-    return sorted(files)
+        yield folder, names
 
 
 def check_file(file: Path, root: Path | None) -> None:

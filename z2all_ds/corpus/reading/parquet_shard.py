@@ -3,12 +3,16 @@
 The text column of a row group is decoded completely, and a block keeps a copy of its own rows. Neighbouring blocks are
 opened soon after each other, so the last decoded row groups are cached, up to a number of bytes. A row group too large
 for that is read page by page up to the wanted rows, which is slow but needs little memory.
+
+A small file can have large texts: its pages are compressed, and rows refer to a dictionary. So the first opening of a
+row group reads its texts as references and compares their sizes with the limits of an adoption.
 """
 
 import os
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
+from io import BufferedReader
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -17,8 +21,12 @@ import numpy.typing as npt
 
 from z2all_ds.base.errors import BadRecordError, DataError
 from z2all_ds.base.storage import Folder, Stamp
+from z2all_ds.base.storage.folders import RangeFile
+from z2all_ds.corpus.forms.parquet_expansion import expanded_bytes, rows_within_limit
+from z2all_ds.corpus.forms.parquet_pages import BUFFER_BYTES, chunk_bytes
 from z2all_ds.corpus.manifest import ShardInfo
 from z2all_ds.corpus.reading.shards import Shard, TextBlock, explain_read_errors, size_changed
+from z2all_ds.corpus.shard_check import check_expansion
 from z2all_ds.corpus.shard_text import (
     REBUILD,
     REPAIR_OR_SKIP,
@@ -73,8 +81,12 @@ class _Footer(NamedTuple):
     metadata: Any
     first_rows: list[int]
     """First row of each row group, then the number of rows."""
+    columns: list[Any]
+    """Metadata of the text column per row group."""
     text_bytes: list[int]
-    """Uncompressed bytes of the text column per row group."""
+    """Uncompressed bytes of the text column per row group; of the texts once it was opened, if they are more."""
+    checked: set[int]
+    """Row groups whose sizes were compared with the limits."""
 
 
 class ParquetShard(Shard):
@@ -128,8 +140,9 @@ class ParquetShard(Shard):
             if sum(counts) != self.entry.documents:
                 rule = f"the shard has {sum(counts)} records and the manifest says {self.entry.documents}"
                 raise DataError(where, rule, REBUILD)
-            sizes = [column.total_uncompressed_size for column in text_columns(metadata, self.text_field)]
-            footer = _Footer(stamp, metadata, [0, *accumulate(counts)], sizes)
+            columns = text_columns(metadata, self.text_field)
+            sizes = [column.total_uncompressed_size for column in columns]
+            footer = _Footer(stamp, metadata, [0, *accumulate(counts)], columns, sizes, set())
             _CACHE.put(key, footer, metadata.serialized_size * _FOOTER_BYTES_IN_MEMORY)
         return footer
 
@@ -141,38 +154,67 @@ class ParquetShard(Shard):
         where = self.where(first)
         with explain_read_errors(where):
             try:
-                if footer.text_bytes[group] > LARGE_GROUP_BYTES:
-                    return self._rows_of_large_group(footer, group, begin, stop, where)
-                key = (self.path, footer.stamp, self.text_field, group)
-                texts = _CACHE.get(key)
+                texts = self._whole_group(footer, group, where)
                 if texts is None:
-                    table = self._open(footer, where).read_row_group(group, [self.text_field], use_threads=False)
-                    texts = _as_large_texts(table.column(0))
-                    _CACHE.put(key, texts, texts.nbytes)
+                    return self._rows_of_large_group(footer, group, begin, stop, where)
                 return _copy_of(texts, begin, stop)
-            except (pa.ArrowException, OSError) as error:
+            except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: a damaged page header
                 size = self.folder.stamp(self.entry.path).size
                 if size != footer.stamp.size:
                     raise size_changed(where, size, footer.stamp.size) from error
                 rule = f"row group {group} of the shard cannot be read ({one_line(error)})"
                 raise DataError(where, rule, REBUILD) from error
 
+    def _whole_group(self, footer: _Footer, group: int, where: str) -> Any:
+        """Return all texts of a row group; None if they are too large."""
+        key = (self.path, footer.stamp, self.text_field, group)
+        texts = _CACHE.get(key)
+        if texts is None and footer.text_bytes[group] <= LARGE_GROUP_BYTES:
+            options = {} if group in footer.checked else {"read_dictionary": [self.text_field]}
+            file = self._open(footer, group, where, **options)
+            column = file.read_row_group(group, [self.text_field], use_threads=False).column(0)
+            if group not in footer.checked:
+                text_bytes = sum(map(expanded_bytes, column.chunks))
+                check_expansion(where, text_bytes, footer.stamp.size)
+                footer.text_bytes[group] = max(text_bytes, footer.text_bytes[group])
+                footer.checked.add(group)
+                if text_bytes > LARGE_GROUP_BYTES:
+                    return None
+            texts = _as_large_texts(column)
+            _CACHE.put(key, texts, texts.nbytes)
+        return texts
+
     def _rows_of_large_group(self, footer: _Footer, group: int, begin: int, stop: int, where: str) -> Any:
         import pyarrow as pa
 
-        parts, row = [], 0
-        file = self._open(footer, where)
-        for batch in file.iter_batches(max(1, stop - begin), [group], [self.text_field], use_threads=False):
+        parts, row, text_bytes, fields = [], 0, 0, [self.text_field]
+        file = self._open(footer, group, where)
+        footer.checked.add(group)
+        most_rows = rows_within_limit(file, self._open(footer, group, where, read_dictionary=fields), group, fields)
+        for batch in file.iter_batches(max(1, min(stop - begin, most_rows)), [group], fields, use_threads=False):
             if row + batch.num_rows > begin:
                 texts = _as_large_texts(pa.chunked_array([batch.column(0)]))
                 parts.append(_copy_of(texts, max(0, begin - row), min(batch.num_rows, stop - row)))
+                text_bytes += parts[-1].nbytes
+                check_expansion(where, text_bytes, footer.stamp.size)
             row += batch.num_rows
             if row >= stop:
                 break
         return pa.concat_arrays(parts)
 
-    def _open(self, footer: _Footer, where: str) -> Any:
-        return open_parquet(self.folder, self.entry.path, footer.stamp.size, where, footer.metadata)
+    def _open(self, footer: _Footer, group: int, where: str, **options: Any) -> Any:
+        """Open the file to read a row group; the first time, raise if its pages are too large."""
+        path, size = self.entry.path, footer.stamp.size
+        if group in footer.checked:
+            return open_parquet(self.folder, path, size, where, footer.metadata, **options)
+        column = footer.columns[group]
+        # If the column fits into the buffer, its pages are read from it after their headers, in one request.
+        compressed = min(column.total_compressed_size, size)
+        buffer_bytes = compressed if BUFFER_BYTES < compressed <= LARGE_GROUP_BYTES else BUFFER_BYTES
+        source = BufferedReader(RangeFile(self.folder, path, size), buffer_bytes)
+        file = open_parquet(self.folder, path, size, where, footer.metadata, source, **options)
+        check_expansion(where, max(column.total_uncompressed_size, chunk_bytes(source, column)), size)
+        return file
 
 
 class Rows:

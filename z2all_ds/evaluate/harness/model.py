@@ -92,8 +92,7 @@ class HarnessModel(TemplateLM):
         """Return the ids; only a chat template makes control tokens."""
         how = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
         if not self._is_chat:
-            before, after = ([], []) if add_special_tokens is False else self._additions
-            return [*before, *text_ids(self.tokenizer, string), *after]
+            return text_ids(self.tokenizer, string) if add_special_tokens is False else self._whole_text_ids(string)
         if add_special_tokens is None and has_bos_prefix(string, self.tokenizer.decode([self.prefix_token_id])):
             how["add_special_tokens"] = False  # a chat template has added it
         if any(mark in string for mark in self._hidden):
@@ -101,6 +100,10 @@ class HarnessModel(TemplateLM):
             return [*([] if bos_id is None else [bos_id]), *rendered_ids(self.tokenizer, string, self._hidden)]
         ids: list[int] = self.tokenizer.encode(string, **how)
         return ids
+
+    def _whole_text_ids(self, text: str) -> list[int]:
+        before, after = self._additions
+        return [*before, *text_ids(self.tokenizer, text), *after]
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         if self._is_chat:  # an answer is not part of the template
@@ -121,7 +124,7 @@ class HarnessModel(TemplateLM):
         pieces: list[Request] = []
         for number, request in enumerate(requests):
             windows = get_rolling_token_windows(
-                token_list=self.tok_encode(request.args[0]),
+                token_list=self._whole_text_ids(request.args[0]),  # never rendered by the chat template
                 prefix_token=self.prefix_token_id,
                 max_seq_len=self.max_length,
                 context_len=1,

@@ -22,9 +22,9 @@ from z2all_ds.base.url_passwords import without_passwords
 from z2all_ds.base.yaml_text import load_yaml
 from z2all_ds.track.sinks.records import Progress
 from z2all_ds.track.sinks.settings import WANDB, SinkFailure, SinkSettings, has_wandb_key
-from z2all_ds.track.writer import last_outcome
+from z2all_ds.track.writer import OUTCOMES, read_records
 
-MARKED_EVENTS = ("started", "stage", "checkpoint", "spike", "rolled_back", "fault", "recovered")
+MARKED_EVENTS = ("started", "stage", "checkpoint", "spike", "rolled_back", "fault", "recovered", "failed")
 GOOD_ENDS = ("stopped", "requeue", "done")
 """Outcomes of a run that has not failed."""
 LOSS_WARNING = "will not be synced"
@@ -123,8 +123,12 @@ class WandbSink:
         if self._events:
             self._row += 1
             self._log({"step": self._last_step}, self._row)
+        outcomes = [event for event in read_records(self._folder.events) if event.get("event") in OUTCOMES]
+        last = outcomes[-1] if outcomes else {}
+        if any(event["event"] == "failed" for event in outcomes):
+            self._run.summary["failed"] = last.get("reason")  # none after a later start
         # The session of a killed run ends before its launcher records the failure.
-        self._run.finish(exit_code=int(last_outcome(self._folder) not in GOOD_ENDS))
+        self._run.finish(exit_code=int(last.get("event") not in GOOD_ENDS))
         self._check_losses()
         self._logged["row"] = self._row
 

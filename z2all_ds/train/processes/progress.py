@@ -35,7 +35,7 @@ class Progress:
     """The heartbeat file of one rank: the beat first, then the identity of the rank as JSON."""
 
     def __init__(self, folder: RunFolder, world: World, hang_seconds: float, events_before: int | None = None) -> None:
-        """`events_before`: number of events before this launch, if the watchdog must record its failure."""
+        """`events_before`: on rank 0, the number of events before this launch; its watchdog may record the failure."""
         self._count, self._step, self._rank = 0, -1, world.rank
         place = watch_folder(folder)
         _sweep(place.parent)

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from z2all_ds.base.child_process import start
 from z2all_ds.base.parent_watch import OWNER_VARIABLE
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 """Schedulers and `docker stop` signal every process. Only the owner, `z2all train`, acts on it: it asks the ranks to
 save and stop."""
 

@@ -2,12 +2,12 @@
 
 A request is a file `stop` in the run folder, which rank 0 checks once per step: any user can `touch` it from any
 machine that mounts the folder. Signals to `z2all train` create it too: SIGTERM and SIGUSR1, which schedulers send
-before preemption, and the first Ctrl-C. A second signal ends everything at once. Before the ranks are started, the
-first one ends the command.
+before preemption, SIGHUP at the end of a terminal session (not under nohup), and the first Ctrl-C. A second signal ends
+everything at once. Before the ranks are started, the first one ends the command.
 """
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 from types import FrameType
@@ -30,17 +30,20 @@ class StopSignals:
     def take(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
         if self.received is not None:
+            if number == signal.SIGHUP:  # the end of a terminal session sends two: the shell's and the kernel's
+                return
             # As Python does on Ctrl-C: the code that waits for the ranks ends them.
             raise KeyboardInterrupt(signal.Signals(number).name)
         self.received = signal.Signals(number)
+        again = "send SIGTERM" if number == signal.SIGHUP else "repeat"
         try:
             self._folder.stop_request.touch()
         except OSError as error:  # raised from here, it would end the run without a checkpoint
             why = f"{self._folder.stop_request} cannot be written ({error.strerror}), so the run continues"
-            say(f"{self.received.name}: {why}; `touch` the file later to save and stop, or repeat to end it at once")
+            say(f"{self.received.name}: {why}; `touch` the file later to save and stop, or {again} to end it at once")
             return
         what = "save a checkpoint and stop after this step" if self._takes_steps() else "stop before its first step"
-        say(f"{self.received.name}: the run will {what}; repeat to end it at once")
+        say(f"{self.received.name}: the run will {what}; {again} to end it at once")
 
     def _takes_steps(self) -> bool:
         """Return whether the ranks have taken a step since this launch, or its last restart."""
@@ -51,13 +54,13 @@ class StopSignals:
 
 @contextmanager
 def requeue_on_signals() -> Iterator[None]:
-    """Until the ranks are started, end with EXIT_REQUEUE on SIGTERM and SIGUSR1. Ctrl-C is a KeyboardInterrupt."""
+    """Until the ranks are started, end with EXIT_REQUEUE on a stop signal. Ctrl-C is a KeyboardInterrupt."""
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
         say(f"{signal.Signals(number).name}: ended outside of training; the same command starts or resumes the run")
         raise SystemExit(EXIT_REQUEUE)
 
-    with _handled((signal.SIGTERM, signal.SIGUSR1), end):
+    with _handled([number for number in STOP_SIGNALS if number != signal.SIGINT], end):
         yield
 
 
@@ -75,9 +78,10 @@ def stop_on_signals(folder: RunFolder) -> Iterator[StopSignals]:
 
 
 @contextmanager
-def _handled(numbers: tuple[signal.Signals, ...], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Set the handler of these signals, and the earlier ones afterwards."""
-    before = {number: signal.signal(number, handler) for number in numbers}
+def _handled(numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Set the handler of these signals, and the earlier ones afterwards. An ignored SIGHUP (nohup) stays ignored."""
+    is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    before = {number: signal.signal(number, handler) for number in numbers if number != signal.SIGHUP or not is_nohup}
     try:
         yield
     finally:

@@ -165,10 +165,13 @@ class CheckpointManager:
     ) -> bool:
         """Return when training may continue or, with `wait`, when the checkpoint is on disk. Return False if nothing
         was saved."""
-        started, checkpoints = time.monotonic(), self._folder.checkpoints
+        started, checkpoints, lock_id = time.monotonic(), self._folder.checkpoints, self._folder.lock_id
+        if from_rank_0(self._folder.is_lost):
+            fix = "Start again with its present path as run_dir, and stop a job before you move its folder."
+            raise CheckpointError(f"run folder {self._folder.root}", "was moved or deleted while it was in use", fix)
         if self._snapshots is None:
             if to_disk:
-                save_checkpoint(engine, checkpoints, step, trainer, data_state, self._retention)
+                save_checkpoint(engine, checkpoints, step, trainer, data_state, self._retention, lock_id)
                 self._completed.append(CompletedSave(step, time.monotonic() - started, data_state))
             return to_disk
         is_free = self._wait_for_writers(None if wait else self._section.disk_patience_seconds if to_disk else 0.0)
@@ -178,14 +181,14 @@ class CheckpointManager:
             slot, files = self._snapshots.take(plan, busy=self._pending.slot if self._pending else None)
         except SnapshotLost as lost:
             self._say(f"{lost.what}: {lost.rule}; it is written to disk instead, and training waits for it")
-            save_checkpoint(engine, checkpoints, step, trainer, data_state, self._retention)
+            save_checkpoint(engine, checkpoints, step, trainer, data_state, self._retention, lock_id)
             self._forget_snapshots()
             self._completed.append(CompletedSave(step, time.monotonic() - started, data_state))
             return True
         if to_disk and is_free:
             self._pending = _PendingWrite(step, slot, started, data_state, is_waited_for=wait)
             self._must_write_next = False
-            job = new_job(checkpoints, step, self._retention)
+            job = new_job(checkpoints, step, self._retention, lock_id)
             self._writer.submit(job, self._snapshot_folder.slot(slot), {name: files[name] for name in plan.to_disk()})
         elif to_disk and self._pending:
             late = layout.step_name(self._pending.step)

@@ -60,10 +60,10 @@ def small_files(step: int, trainer: dict[str, Any], data_state: dict[str, Any]) 
     }
 
 
-def new_job(checkpoints: Path, step: int, retention: Retention) -> Job:
+def new_job(checkpoints: Path, step: int, retention: Retention, lock_id: list[int] | None = None) -> Job:
     """Return this rank's job for one write. Collective."""
     attempt = from_rank_0(uuid.uuid4().hex[:8])
-    return Job(str(checkpoints), step, attempt, dist.get_rank(), dist.get_world_size(), asdict(retention))
+    return Job(str(checkpoints), step, attempt, dist.get_rank(), dist.get_world_size(), asdict(retention), lock_id)
 
 
 def save_checkpoint(
@@ -73,6 +73,7 @@ def save_checkpoint(
     trainer: dict[str, Any],
     data_state: dict[str, Any],
     retention: Retention,
+    lock_id: list[int] | None = None,
 ) -> Path:
     """Write a checkpoint from the engine's tensors and return when it is on disk. Collective.
 
@@ -80,7 +81,7 @@ def save_checkpoint(
     """
     files = plan_save(engine, step, trainer, data_state).to_disk()
     # All ranks must learn of a problem, or the others would wait forever.
-    problem = from_rank_0(write_checkpoint(new_job(checkpoints, step, retention), files, gathered))
+    problem = from_rank_0(write_checkpoint(new_job(checkpoints, step, retention, lock_id), files, gathered))
     if problem:
         raise not_saved(step, problem, checkpoints)
     return checkpoints / layout.step_name(step)
