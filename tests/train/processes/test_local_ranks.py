@@ -13,10 +13,12 @@ import pytest
 
 from tests.helpers.training import losses, run_arguments
 from z2all_ds.base import child_process
+from z2all_ds.base.config import load_run_config
 from z2all_ds.base.errors import ClusterError
 from z2all_ds.base.machine import free_port
+from z2all_ds.base.run_folder import RunFolder
 from z2all_ds.train.processes import local_ranks
-from z2all_ds.train.processes.local_ranks import check_ranks, deepspeed_command, run_local_ranks
+from z2all_ds.train.processes.local_ranks import check_ranks, deepspeed_command, rank_arguments, run_local_ranks
 from z2all_ds.train.processes.starter import STOP_SIGNALS
 
 
@@ -33,6 +35,14 @@ def test_the_command_line_of_the_deepspeed_launcher() -> None:
     }
     assert command[-5:-3] == ["--module", "z2all_ds.train.pretrain"]
     assert not Path(options["--hostfile"]).exists()
+
+
+def test_the_folder_with_the_arguments_of_ranks_is_one_that_they_accept(tmp_path: Path) -> None:
+    """Also without a launch around them, as in `z2all bench memory`."""
+    folder = RunFolder(tmp_path / "run")
+    arguments = rank_arguments(load_run_config(None, [f"run_dir={folder.root}"]))
+    assert arguments == ["--config", str(folder.launch_config), "--resume", "auto"]
+    folder.claim()
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ def deepspeed_command(arguments: list[str], ranks: int, port: int) -> list[str]:
 def rank_arguments(run: RunConfig, resume: str = "auto") -> list[str]:
     """Write the resolved config into the run folder and return the arguments of the ranks."""
     folder = RunFolder(full_path(run.run_dir))
+    folder.claim()  # before rank 0 does: it would take the file for that of another program
     folder.launch_config.parent.mkdir(parents=True, exist_ok=True)
     write_whole(folder.launch_config, dump_yaml(run))
     return ["--config", str(folder.launch_config), "--resume", resume]
