@@ -24,9 +24,10 @@ install_debian_packages() {
     fi
 }
 
-# Build the given ops, or all that this machine supports. This takes minutes; ruff and mypy run meanwhile.
+# Build the given ops, or all that this machine supports. This takes minutes; ruff and mypy run meanwhile. Replaces its
+# shell with `exec`, so that the trap below ends the build if they fail.
 build_ops() {
-    "$venv/bin/python" -c 'import sys
+    exec "$venv/bin/python" -c 'import sys
 from z2all_ds.zero.op_builds import buildable_ops, prebuild
 prebuild(sys.argv[1:] or buildable_ops())' "$@"
 }
@@ -36,6 +37,10 @@ if [ "${1:-}" = --all ]; then
     shift
     ops=() tier="not slow" profile=thorough
 fi
+for path in "$root" "$venv"; do
+    [[ $path != *[[:space:]]* ]] ||
+        fail "$path: has a blank, and tools that some tests use (pdsh, DeepSpeed's op builder) fail there. Clone to a path without blanks, or set Z2ALL_VENV to one."
+done
 install_debian_packages
 require_compiler
 prepare_environment dev

@@ -75,6 +75,16 @@ def test_without_a_compiler_nothing_is_installed(name: str, variables: dict[str,
     assert not (tree / ".venv").exists()
 
 
+@pytest.mark.parametrize("in_name", ["tree", "environment"])
+def test_the_tests_refuse_a_path_with_a_blank(in_name: str, tmp_path: Path) -> None:
+    paths = {name: tmp_path / (f"my {name}" if name == in_name else name) for name in ("tree", "environment")}
+    tree, environment = copy_of_the_tree(paths["tree"]), paths["environment"]
+    tools = folder_of_tools(tmp_path / "bin", "g++")
+    line = one_line(run_script(tree, "test.sh", tools, Z2ALL_VENV=str(environment)))
+    assert line.startswith(f"MachineError: {paths[in_name]}: has a blank")
+    assert not environment.exists()
+
+
 @pytest.mark.parametrize("python", ["", "/no/such/python", "bash"])
 def test_without_a_usable_python_nothing_is_installed(python: str, tmp_path: Path) -> None:
     tree = copy_of_the_tree(tmp_path / "tree")
