@@ -75,8 +75,10 @@ def with_prefix(rules: dict[str, Any]) -> None:
 
 
 GENERATE, IMPORT = "generate llama -p", "tokenizer import tokenizer"
+INIT = "train --config run.yaml train.init_from=llama"
 CONFIG, TOKENIZER, STEP = "llama/config.json", "tokenizer/tokenizer.json", "run/checkpoints/step_00000007"
 DEEP = b'{"a":' * 5000
+THREE_HEADS = b'{"model_type": "llama", "hidden_size": 8, "num_attention_heads": 3}'
 TEMPLATE = {
     "type": "TemplateProcessing",
     "single": [{"SpecialToken": {"id": "X", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
@@ -110,6 +112,9 @@ CASES: dict[str, tuple[str, Damage]] = {
     "config has null heads": (GENERATE, setting(CONFIG, num_attention_heads=0)),
     "config is huge": (GENERATE, setting(CONFIG, intermediate_size=10**9)),
     "config has many layers": (GENERATE, setting(CONFIG, num_hidden_layers=10**30)),
+    "config has fewer than no layers": (GENERATE, setting(CONFIG, num_hidden_layers=-1)),
+    "heads of an odd size": (INIT, setting(CONFIG, head_dim={"a": 1})),
+    "heads that do not divide": (INIT, write(CONFIG, THREE_HEADS)),
     "an id with many digits": (GENERATE, setting("llama/generation_config.json", eos_token_id=10**30)),
     "unknown model type": (GENERATE, setting(CONFIG, model_type="nope")),
     "own code": (

@@ -55,8 +55,9 @@ class LlamaFolder:
             if self.config.get(name, wanted) != wanted:
                 raise self._wrong(f"its {name} is {self.config[name]}, which is not supported", "Use another model.")
         heads, hidden_size = self._size("num_attention_heads"), self._size("hidden_size")
-        if (self.config.get("head_dim") or hidden_size // heads) * heads != hidden_size:
-            raise self._wrong(f"its head_dim is {self.config['head_dim']}", "Only hidden_size / heads is supported.")
+        head_dim = self.config.get("head_dim") or hidden_size // heads
+        if head_dim != hidden_size / heads:
+            raise self._wrong(f"its head_dim is {head_dim}", f"Only {hidden_size} / {heads} heads is supported.")
 
     def _wrong(self, rule: str, fix: str) -> ConfigError:
         return ConfigError(self._setting, rule, fix)

@@ -127,6 +127,7 @@ def _load_folder(folder: Path, dtype: torch.dtype, device: torch.device, quiet: 
         _require_weights(folder, report)
         if not quiet:
             _name_unused_weights(folder, report["unexpected_keys"])
+        _require_layers(model.config.get_text_config())
         model.generation_config = _bare_generation_config(model.generation_config)
     return LoadedModel(model.to(device).eval(), tokenizer, device, str(folder), None)
 
@@ -173,6 +174,13 @@ def _require_weights(folder: Path, report: dict[str, Any]) -> None:
         first = min(wrong)
         others = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         raise DataError(f"model {folder}", f"weight {first} {wrong[first]}{others}", _FIX)
+
+
+def _require_layers(config: Any) -> None:
+    """Refuse a model that transformers has built without layers: generating text from it may fail."""
+    layers = getattr(config, "num_hidden_layers", None)
+    if isinstance(layers, int) and layers < 1:
+        raise ValueError(f"config.json describes {layers} layers")
 
 
 def _name_unused_weights(folder: Path, names: Collection[str]) -> None:
