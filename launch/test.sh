@@ -24,8 +24,8 @@ install_debian_packages() {
     fi
 }
 
-# Build the given ops, or all that this machine supports. This takes minutes; ruff and mypy run meanwhile. Replaces its
-# shell with `exec`, so that the trap below ends the build if they fail.
+# Build the given ops, or all that this machine supports. This takes minutes; ruff and mypy run meanwhile. Because of
+# `exec`, the trap below ends Python and not only a shell around it.
 build_ops() {
     exec "$venv/bin/python" -c 'import sys
 from z2all_ds.zero.op_builds import buildable_ops, prebuild
@@ -39,7 +39,7 @@ if [ "${1:-}" = --all ]; then
 fi
 for path in "$root" "$venv"; do
     [[ $path != *[[:space:]]* ]] ||
-        fail "$path: has a blank, and tools that some tests use (pdsh, DeepSpeed's op builder) fail there. Clone to a path without blanks, or set Z2ALL_VENV to one."
+        fail "$path: has a blank, and tools that some tests use (pdsh, DeepSpeed's op builder) fail there. Use a clone (and a Z2ALL_VENV, if you set one) in a path without blanks."
 done
 install_debian_packages
 require_compiler

@@ -112,9 +112,9 @@ CASES: dict[str, tuple[str, Damage]] = {
     "config has null heads": (GENERATE, setting(CONFIG, num_attention_heads=0)),
     "config is huge": (GENERATE, setting(CONFIG, intermediate_size=10**9)),
     "config has many layers": (GENERATE, setting(CONFIG, num_hidden_layers=10**30)),
-    "config has fewer than no layers": (GENERATE, setting(CONFIG, num_hidden_layers=-1)),
-    "heads of an odd size": (INIT, setting(CONFIG, head_dim={"a": 1})),
-    "heads that do not divide": (INIT, write(CONFIG, THREE_HEADS)),
+    "config has a negative number of layers": (GENERATE, setting(CONFIG, num_hidden_layers=-1)),
+    "head_dim is not a number": (INIT, setting(CONFIG, head_dim={"a": 1})),
+    "heads do not divide the hidden size": (INIT, write(CONFIG, THREE_HEADS)),
     "an id with many digits": (GENERATE, setting("llama/generation_config.json", eos_token_id=10**30)),
     "unknown model type": (GENERATE, setting(CONFIG, model_type="nope")),
     "own code": (

@@ -57,7 +57,8 @@ class LlamaFolder:
         heads, hidden_size = self._size("num_attention_heads"), self._size("hidden_size")
         head_dim = self.config.get("head_dim") or hidden_size // heads
         if head_dim != hidden_size / heads:
-            raise self._wrong(f"its head_dim is {head_dim}", f"Only {hidden_size} / {heads} heads is supported.")
+            rule = f"its head_dim is {head_dim}, not hidden_size / num_attention_heads = {hidden_size} / {heads}"
+            raise self._wrong(rule, "Use another model.")
 
     def _wrong(self, rule: str, fix: str) -> ConfigError:
         return ConfigError(self._setting, rule, fix)

@@ -124,10 +124,10 @@ def _load_folder(folder: Path, dtype: torch.dtype, device: torch.device, quiet: 
                 ignore_mismatched_sizes=True,  # reported, and refused by name below
                 trust_remote_code=False,
             )
+        _require_layers(model.config.get_text_config())
         _require_weights(folder, report)
         if not quiet:
             _name_unused_weights(folder, report["unexpected_keys"])
-        _require_layers(model.config.get_text_config())
         model.generation_config = _bare_generation_config(model.generation_config)
     return LoadedModel(model.to(device).eval(), tokenizer, device, str(folder), None)
 
