@@ -54,5 +54,5 @@ trap 'kill "$builds" 2>/dev/null || true' EXIT
 wait "$builds"
 trap - EXIT
 workers=${Z2ALL_TEST_WORKERS:-$(nproc)}
-exec "$venv/bin/python" -m pytest -n "$workers" --dist loadfile --no-loadscope-reorder \
+exec "$venv/bin/python" -m pytest -n "$workers" --dist loadfile --max-worker-restart 1 --no-loadscope-reorder \
     --hypothesis-profile="$profile" -m "$tier" "$@"

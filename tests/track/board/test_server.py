@@ -257,6 +257,8 @@ def test_the_board_command_refuses_a_used_port_and_ends_on_ctrl_c(runs: Path, tm
         line = one_line(z2all("board", str(runs), "--port", port, cwd=tmp_path), MachineError.exit_code)
         assert line.startswith(f"MachineError: --port {port} on 127.0.0.1: ")
         with socket.create_connection(("127.0.0.1", int(port)), 30) as idle:  # an open page does not delay the end
+            idle.sendall(b"GET /api/runs HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert idle.recv(1) == b"H"  # the server has accepted the connection
             idle.sendall(b"GET /api/runs HTTP/1.1\r\n")
             process.send_signal(signal.SIGINT)
             assert process.wait(30) == 130
