@@ -102,7 +102,7 @@ def test_one_of_several_processes_counts(
 
         monkeypatch.setattr(LocalFolder, "write_whole", refused)
     context = multiprocessing.get_context("fork")
-    results = context.SimpleQueue()
+    results = context.Queue()
 
     def count() -> None:
         beats = list[int]()
@@ -112,7 +112,7 @@ def test_one_of_several_processes_counts(
     processes = [context.Process(target=count) for _ in range(3)]
     for process in processes:
         process.start()
-    found = [results.get() for _ in processes]
+    found = [results.get(timeout=60) for _ in processes]
     for process in processes:
         process.join()
     assert [counted for counted, _ in found] == [[length + 1 for length in LENGTHS]] * 3
