@@ -27,8 +27,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 STDIO = (0, 1, 2)
-HIGH = 200
-"""Temporary copies of descriptors start at this number, so that they do not collide with those of a request."""
 NOT_FOR_US = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that a warm process ignores: it may be in the process group of its client, and ends when the client ends."""
 PADDING = "Z2ALL_TEST_PADDING"
@@ -154,7 +152,8 @@ def _start_twin() -> socket.socket:
 
 def _take_descriptors(given: list[int], wanted: list[int], asker: socket.socket, twin: socket.socket) -> socket.socket:
     """Move the given descriptors to the wanted numbers, and close all others except the two connections."""
-    high = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, HIGH) for number in (asker.detach(), twin.detach(), *given)]
+    above = max(wanted) + 1  # so that no copy has a wanted number
+    high = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, above) for number in (asker.detach(), twin.detach(), *given)]
     for number, place in zip(high[2:], wanted, strict=True):
         os.dup2(number, place, inheritable=place in STDIO)
     _close_all_but(*wanted, *high[:2])

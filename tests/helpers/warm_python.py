@@ -36,6 +36,8 @@ FRESH = "Z2ALL_TEST_FRESH"
 EXPORT_PROOF = ROOT / "z2all_ds" / "export" / "standalone_check.py"
 FORKED_PACKAGES = ("z2all_ds", "tests", "deepspeed", "torch")
 PR_SET_CHILD_SUBREAPER = 36
+ANSWER_SECONDS = 300.0
+"""Longest wait for a fork, including the start of the warm process."""
 STARTUP_VARIABLES = re.compile(
     r"PYTHON(?!PATH|SAFEPATH|UNBUFFERED|BREAKPOINT)|LD_|HF_(?!XET|\w*OFFLINE)|HUGGINGFACE|TRANSFORMERS_(?!OFFLINE)"
     r"|TORCH(?!_EXTENSIONS_DIR|INDUCTOR_CACHE_DIR)|MKL|KMP_(?!DUPLICATE)|GOMP|OMP_(?!NUM_THREADS)"
@@ -133,6 +135,7 @@ def _ask(request: warm_process.Request, descriptors: tuple[int, ...]) -> int:
     with _lock:
         if kind not in _connections:
             _connections[kind] = _start_warm_process(kind)
+        _connections[kind].settimeout(ANSWER_SECONDS)
         prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         try:
             socket.send_fds(_connections[kind], [request.to_json()], list(descriptors))
