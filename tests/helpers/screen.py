@@ -35,7 +35,7 @@ class Terminal:
         self.seen += text
         return text
 
-    def wait_for(self, pattern: str, seconds: float = 60.0) -> None:
+    def wait_for(self, pattern: str, seconds: float = 240.0) -> None:
         deadline = time.monotonic() + seconds
         while not re.search(pattern, self.seen):
             assert time.monotonic() < deadline, f"{pattern} was not seen in {self.seen}"
