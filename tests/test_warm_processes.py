@@ -10,7 +10,7 @@ pytestmark = pytest.mark.processes
 
 
 def test_workers_start_whatever_numbers_their_descriptors_have() -> None:
-    """A worker whose pipe had a number between 200 and 206 once ended before it had begun."""
+    """Copies made while a process starts had the numbers from 200 on, and replaced a pipe with such a number."""
     spawn, last = multiprocessing.get_context("spawn"), 0
     with ExitStack() as files:
         while last < 210:

@@ -57,12 +57,12 @@ def test_a_rank_ends_after_its_owner_is_killed() -> None:
             with pytest.raises(subprocess.TimeoutExpired):
                 rank.wait(2 * parent_watch.CHECK_EVERY_SECONDS)
             owner.send_signal(signal.SIGKILL)  # not reaped yet: a zombie counts as gone, too
-            assert rank.wait(60) == EXIT_INTERRUPTED == 130
+            assert rank.wait(20) == EXIT_INTERRUPTED == 130
 
 
 def test_a_rank_ends_if_the_pid_of_its_owner_belongs_to_another_process() -> None:
     with ended(start_rank(f"{os.getpid()}:{(process_start_time(os.getpid()) or 0) + 1}")) as rank:
-        assert rank.wait(60) == EXIT_INTERRUPTED
+        assert rank.wait(20) == EXIT_INTERRUPTED
 
 
 @pytest.mark.parametrize("mark", [None, "", "x", ":5"])

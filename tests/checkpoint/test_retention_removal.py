@@ -152,7 +152,7 @@ def test_a_held_checkpoint_is_kept_until_it_is_released(tmp_path: Path) -> None:
         assert layout.why_damaged(oldest, verify_checksums=True) is None
         assert one.stdin
         one.stdin.close()
-        assert one.wait(60) == 0
+        assert one.wait(20) == 0
         assert prune(tmp_path, LAST_TWO, 4) == []
         other.send_signal(signal.SIGKILL)  # a dead reader releases it too
         other.wait()
@@ -168,7 +168,7 @@ def test_the_flock_command_holds_a_checkpoint_during_a_copy(tmp_path: Path) -> N
         assert process.stdout.readline() == "held\n"
         assert prune(tmp_path, LAST_TWO, 3) == []
         process.stdin.close()
-        assert process.wait(60) == 0
+        assert process.wait(20) == 0
     assert prune(tmp_path, LAST_TWO, 3) == [oldest.name]
 
 

@@ -54,7 +54,7 @@ class Ranks:
 
     def wait_for_fault(self, rank: int) -> None:
         """Wait until a fault of the rank is recorded. As with a launcher, the other rank is ended only afterwards."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 10
         while not has_fault(self.run, rank):
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -63,7 +63,7 @@ class Ranks:
         """Wait until both ranks have ended, and return the first fault."""
         for process in self.processes:
             process.wait(40)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 10
         while len(read_faults(self.run)) < 1:
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -88,7 +88,7 @@ def ranks(tmp_path: Path) -> Iterator[Ranks]:
 def test_ranks_that_end_normally_leave_no_faults_or_files(ranks: Ranks, tmp_path: Path) -> None:
     assert sorted(read_ranks(ranks.folder)) == [0, 1]
     (tmp_path / "end").touch()
-    assert [process.wait(60) for process in ranks.processes] == [0, 0]
+    assert [process.wait(20) for process in ranks.processes] == [0, 0]
     assert not ranks.folder.exists()
     assert read_faults(ranks.run) == []
     assert not list((tmp_path / "logs" / "stacks").iterdir())
@@ -97,8 +97,8 @@ def test_ranks_that_end_normally_leave_no_faults_or_files(ranks: Ranks, tmp_path
 def test_no_watchdog_is_left_if_the_ranks_end_before_its_first_look(tmp_path: Path) -> None:
     (tmp_path / "end").touch()
     ranks = Ranks(tmp_path)
-    assert [process.wait(60) for process in ranks.processes] == [0, 0]
-    deadline = time.monotonic() + 60
+    assert [process.wait(20) for process in ranks.processes] == [0, 0]
+    deadline = time.monotonic() + 10
     while watchdogs_of(tmp_path):
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -127,7 +127,7 @@ def test_a_pause_of_the_whole_node_is_no_hang(ranks: Ranks, tmp_path: Path) -> N
         os.kill(pid, signal.SIGCONT)
         time.sleep(0.5)  # the watchdog looks before the ranks have continued
     (tmp_path / "end").touch()
-    assert [process.wait(60) for process in ranks.processes] == [0, 0]
+    assert [process.wait(20) for process in ranks.processes] == [0, 0]
     assert read_faults(ranks.run) == []
 
 
@@ -171,7 +171,7 @@ def test_without_a_living_launcher_of_ours_the_end_of_the_run_is_recorded(
         ranks.wait_for_fault(1)
         ranks.processes[0].terminate()
         ranks.first_fault()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 10
         while watchdogs_of(tmp_path):
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -272,7 +272,7 @@ def test_a_busy_rank_never_looks_silent_and_survives_the_request_for_its_stacks(
                 assert time.monotonic() - seen.beat_at < 60 and seen.step == -1, seen
                 if what == "restarts":
                     os.kill(seen.pid, signal.SIGUSR2)
-                    # A flood of them has once ended the rank by signal 11: faulthandler reads frames while they change.
+                    # A flood of them once ended the rank by signal 11, perhaps in faulthandler, which reads changing frames.
                     time.sleep(0.0005)
     assert rank.returncode == 0
     assert reads > 10

@@ -106,7 +106,7 @@ def test_only_the_saved_tunnel_process_is_ended() -> None:
         end_tunnel({"pid": process.pid, "start_time": started - 1})  # another process with the same pid
         assert process.poll() is None
         end_tunnel({"pid": process.pid, "start_time": started})
-        assert process.wait(60) == -15
+        assert process.wait(5) == -15
     finally:
         process.kill()
         process.wait()

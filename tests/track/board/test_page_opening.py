@@ -90,7 +90,7 @@ def test_opening_a_page_delays_the_reading_of_files(tmp_path: Path, monkeypatch:
             with opener.open(address) as page:
                 assert b"z2all board" in page.read()
             held_up.close()  # the first step of reading was about to begin; the others wait
-            end = time.monotonic() + 60
+            end = time.monotonic() + 20
             while not read_share(address) and time.monotonic() < end:
                 time.sleep(0.05)
             time.sleep(0.5)

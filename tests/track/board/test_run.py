@@ -18,7 +18,7 @@ RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
 
 
 def until(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 30
     while not what():
         assert time.monotonic() < deadline
         time.sleep(0.02)
