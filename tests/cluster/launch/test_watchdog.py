@@ -272,7 +272,7 @@ def test_a_busy_rank_never_looks_silent_and_survives_the_request_for_its_stacks(
                 assert time.monotonic() - seen.beat_at < 60 and seen.step == -1, seen
                 if what == "restarts":
                     os.kill(seen.pid, signal.SIGUSR2)
-                    # A flood of them once ended the rank by signal 11, perhaps in faulthandler, which reads changing frames.
+                    # A flood once ended the rank by signal 11, perhaps in faulthandler, which reads changing frames.
                     time.sleep(0.0005)
     assert rank.returncode == 0
     assert reads > 10
